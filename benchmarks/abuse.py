@@ -70,10 +70,10 @@ class Part:
     def note(self, status: int | str, text: str = "") -> None:
         """One more answer; an error within a stream has its own status."""
         inner = re.search(r'"error": ?\{.*"code": ?(\d+)', text[-2000:])
-        said = f"{status} {inner[1]}" if inner and status == 200 else str(status)
-        self.answers[said] += 1
-        if said.split()[-1].startswith("5") and said.split()[-1] != "503":
-            self.broken.append(f"{said}: {text[-200:]}")
+        outcome = f"{status} {inner[1]}" if inner and status == 200 else str(status)
+        self.answers[outcome] += 1
+        if outcome.split()[-1].startswith("5") and outcome.split()[-1] != "503":
+            self.broken.append(f"{outcome}: {text[-200:]}")
 
 
 class Serve:
@@ -94,11 +94,11 @@ class Serve:
         environment = os.environ | ({"XDG_CACHE_HOME": str(self.cache)} if self.cache else {})
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, env=environment)
-        while not (found := re.search(r"serving toy at (http://[\d.:]+)/v1", self.log.read_text())):
+        while not (address_match := re.search(r"serving toy at (http://[\d.:]+)/v1", self.log.read_text())):
             if self.process.poll() is not None:
                 raise SystemExit(f"the server did not begin: {self.log.read_text()[-500:]}")
             time.sleep(0.1)
-        self.url = found[1]
+        self.url = address_match[1]
 
     @property
     def address(self) -> tuple[str, int]:
@@ -125,8 +125,8 @@ def body_of(**body: Any) -> dict[str, Any]:
 def texts(server: Serve) -> list[str]:
     """Answers to the same questions, alone: of several temperatures, and of several seeds."""
     settings = [dict(temperature=0), *(dict(temperature=0.8, seed=seed, top_p=0.95) for seed in range(4))]
-    asked = [dict(prompt=prompt, max_tokens=24, **each) for prompt in ("The old house", "It was") for each in settings]
-    return [server.ask(**each).json()["choices"][0]["text"] for each in asked]
+    bodies = [dict(prompt=prompt, max_tokens=24, **body) for prompt in ("The old house", "It was") for body in settings]
+    return [server.ask(**body).json()["choices"][0]["text"] for body in bodies]
 
 
 @contextmanager
@@ -154,14 +154,14 @@ def watched(server: Serve, part: Part) -> Iterator[None]:
         part.seconds, part.memory = time.perf_counter() - began, server.memory
 
 
-async def many(server: Serve, count: int, workers: int, one: Callable[[Any, int], Awaitable[None]]) -> None:
+async def send_many(server: Serve, count: int, workers: int, send: Callable[[Any, int], Awaitable[None]]) -> None:
     """So many calls by so many clients, each of which has a connection of its own."""
     numbers = iter(range(count))
 
     async def work() -> None:
         async with httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
             for number in numbers:
-                await one(client, number)
+                await send(client, number)
 
     await asyncio.gather(*(work() for _ in range(workers)))
 
@@ -169,12 +169,12 @@ async def many(server: Serve, count: int, workers: int, one: Callable[[Any, int]
 def clients(server: Serve, part: Part, count: int) -> None:
     """All at once, by turns whole and streamed, short and long, one answer and two."""
 
-    async def one(client: Any, number: int) -> None:
+    async def send(client: Any, number: int) -> None:
         body = body_of(max_tokens=16 + 8 * (number % 5), seed=number, stream=number % 2 == 0, n=1 + (number % 7 == 0))
         response = await client.post("/v1/completions", json=body)
         part.note(response.status_code, response.text)
 
-    asyncio.run(many(server, 2 * count, count, one))
+    asyncio.run(send_many(server, 2 * count, count, send))
 
 
 def slow(server: Serve, part: Part, count: int) -> None:
@@ -230,7 +230,7 @@ def huge(server: Serve, part: Part, count: int) -> None:
         ("/v1/completions", iter([b" " * 1_000_000] * 50)),
     ]
 
-    async def one(client: Any, number: int) -> None:
+    async def send(client: Any, number: int) -> None:
         address, body = bodies[number % len(bodies)]
         content = json.dumps(body, separators=(",", ":")).encode() if isinstance(body, dict) else body
         if not isinstance(content, bytes):
@@ -245,7 +245,7 @@ def huge(server: Serve, part: Part, count: int) -> None:
         for piece in pieces:
             yield piece
 
-    asyncio.run(many(server, count * len(bodies) // 2, count, one))
+    asyncio.run(send_many(server, count * len(bodies) // 2, count, send))
 
 
 def value(chance: random.Random, depth: int = 0) -> Any:
@@ -264,7 +264,7 @@ def bodies(server: Serve, part: Part, count: int) -> None:
     chance = random.Random(0)
     chat = dict(model="toy", messages=[{"role": "user", "content": "Hello"}], max_tokens=4)
 
-    async def one(client: Any, number: int) -> None:
+    async def send(client: Any, number: int) -> None:
         change = {chance.choice(FIELDS): value(chance) for _ in range(chance.randrange(1, 5))}
         content = json.dumps((body_of(max_tokens=4), chat)[number % 2] | change).encode()
         if number % 10 == 0:
@@ -272,14 +272,14 @@ def bodies(server: Serve, part: Part, count: int) -> None:
         response = await client.post(ADDRESSES[number % 2], content=content, headers=JSON)
         part.note(response.status_code, response.text)
 
-    asyncio.run(many(server, count, 16, one))
+    asyncio.run(send_many(server, count, 16, send))
 
 
 def disconnects(server: Serve, part: Part, count: int) -> None:
     """Clients that go while they send, wait, or read."""
     chance = random.Random(1)
 
-    async def one(_: Any, number: int) -> None:
+    async def send(_: Any, number: int) -> None:
         body = body_of(max_tokens=400, ignore_eos=True, stream=number % 2 == 0, n=1 + number % 3)
         content = json.dumps(body).encode()
         whole = HEAD + f"Content-Length: {len(content)}\r\n\r\n".encode() + content
@@ -291,7 +291,7 @@ def disconnects(server: Serve, part: Part, count: int) -> None:
         part.note("gone")
         writer.transport.abort()
 
-    asyncio.run(many(server, count, 16, one))
+    asyncio.run(send_many(server, count, 16, send))
 
 
 def mixed(number: int, chance: random.Random, tokens: int = 3) -> tuple[str, dict[str, Any]]:
@@ -315,23 +315,23 @@ def mixed(number: int, chance: random.Random, tokens: int = 3) -> tuple[str, dic
         chance.choice("the old house in year sea of and said light".split()) for _ in range(1 + number % 90)
     )
     if number % 3 == 0:
-        more = dict(messages=[{"role": "user", "content": words}], logprobs=chance.random() < 0.3)
-        return "/v1/chat/completions", {"model": "toy"} | options | more
-    more = dict(prompt=words, echo=chance.random() < 0.2, logprobs=chance.choice([None, 0, 3]))
-    return "/v1/completions", {"model": "toy"} | options | more
+        fields = dict(messages=[{"role": "user", "content": words}], logprobs=chance.random() < 0.3)
+        return "/v1/chat/completions", {"model": "toy"} | options | fields
+    fields = dict(prompt=words, echo=chance.random() < 0.2, logprobs=chance.choice([None, 0, 3]))
+    return "/v1/completions", {"model": "toy"} | options | fields
 
 
 def requests(server: Serve, part: Part, count: int) -> None:
     """By eight clients, with all options; over the second half memory must stay as it is."""
 
-    async def one(client: Any, number: int) -> None:
+    async def send(client: Any, number: int) -> None:
         address, body = mixed(number, random.Random(number % 997))
         response = await client.post(address, json=body)
         part.note(response.status_code, response.text)
 
-    asyncio.run(many(server, count // 2, 8, one))
+    asyncio.run(send_many(server, count // 2, 8, send))
     before = server.memory
-    asyncio.run(many(server, count - count // 2, 8, one))
+    asyncio.run(send_many(server, count - count // 2, 8, send))
     part.growth = server.memory - before
     if count >= MANY and part.growth > GROWTH * (count - count // 2) / 1000:
         part.broken.append(f"{part.growth:.0f} MB more after {count - count // 2} requests")
@@ -340,7 +340,7 @@ def requests(server: Serve, part: Part, count: int) -> None:
 def ended(server: Serve, part: Part, number: int) -> None:
     """A signal while eight streams and eight whole answers are under way."""
 
-    async def one(client: Any, index: int) -> None:
+    async def send(client: Any, index: int) -> None:
         body = body_of(max_tokens=900, ignore_eos=True, stream=index % 2 == 0)
         try:
             response = await client.post("/v1/completions", json=body)
@@ -350,7 +350,7 @@ def ended(server: Serve, part: Part, number: int) -> None:
             part.note("cut")
 
     async def all_of_them() -> None:
-        asking = asyncio.ensure_future(many(server, 16, 16, one))
+        asking = asyncio.ensure_future(send_many(server, 16, 16, send))
         await asyncio.sleep(2)
         server.process.send_signal(number)
         await asking
@@ -434,12 +434,12 @@ def table(parts: list[Part]) -> Table:
     return shown
 
 
-def main(given: list[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Abuse, print, and say how many promises were broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=[*ABUSES, *ENDS], default=[*ABUSES, *ENDS])
     parser.add_argument("--quick", action="store_true", help=f"a little of everything: {QUICK}")
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         parts = run(options.only, QUICK if options.quick else FULL, Path(folder))
     Console(width=max(140, Console().width)).print(table(parts))

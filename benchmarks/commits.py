@@ -40,12 +40,12 @@ def work(target: str | None, draft: str | None) -> None:
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     out, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        asked = json.loads(line)
-        generator, tree = torch.Generator().manual_seed(asked.pop("seed")), asked.pop("case")
-        draft, more = (None, {}) if tree == "plain" else (pair[1], dict(tree=tree))
-        prompts, more = asked.pop("prompts"), more | asked
+        job = json.loads(line)
+        generator, tree = torch.Generator().manual_seed(job.pop("seed")), job.pop("case")
+        draft, settings = (None, {}) if tree == "plain" else (pair[1], dict(tree=tree))
+        prompts, settings = job.pop("prompts"), settings | job
         start = clock()
-        rows, info = md.generate(pair[0], draft, prompts, eos_token_id=[], generator=generator, **more)
+        rows, info = md.generate(pair[0], draft, prompts, eos_token_id=[], generator=generator, **settings)
         seconds = clock() - start
         print(json.dumps([sum(map(len, rows)), info.target_passes, seconds]), file=out, flush=True)
 
@@ -64,9 +64,9 @@ def load(name: str) -> Any:
 @contextmanager
 def worker(checkout: Path, options: argparse.Namespace) -> Iterator[subprocess.Popen]:
     """A process that runs a checkout's code."""
-    more = ["--target", options.target, "--draft", options.draft] if options.target else []
+    model_options = ["--target", options.target, "--draft", options.draft] if options.target else []
     started = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), "--work", *more],
+        [sys.executable, str(Path(__file__).resolve()), "--work", *model_options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -79,11 +79,11 @@ def worker(checkout: Path, options: argparse.Namespace) -> Iterator[subprocess.P
         started.wait()
 
 
-def decode(process: subprocess.Popen, asked: dict[str, Any]) -> Run:
+def decode(process: subprocess.Popen, job: dict[str, Any]) -> Run:
     """One run in a process."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps(asked) + "\n")
+    process.stdin.write(json.dumps(job) + "\n")
     process.stdin.flush()
     answer = process.stdout.readline()
     if not answer:
@@ -104,12 +104,12 @@ def measure(workers: list[subprocess.Popen], options: argparse.Namespace) -> Ite
         runs: list[list[Run]] = [[], []]
         for turn in range(-1, options.rounds):
             chosen = [prompts[(turn * rows + place) % len(prompts)] for place in range(rows)]
-            asked = dict(case=case, temperature=heat, prompts=chosen, max_new_tokens=options.new_tokens, seed=turn + 1)
-            asked |= dict(measure=options.measure)
-            for own, process in list(zip(runs, workers, strict=True))[:: 1 if turn % 2 else -1]:
-                run = decode(process, asked)
+            job = dict(case=case, temperature=heat, prompts=chosen, max_new_tokens=options.new_tokens, seed=turn + 1)
+            job |= dict(measure=options.measure)
+            for runs_of_worker, process in list(zip(runs, workers, strict=True))[:: 1 if turn % 2 else -1]:
+                run = decode(process, job)
                 if turn >= 0:  # the first warms up
-                    own.append(run)
+                    runs_of_worker.append(run)
         yield dict(case=case, temperature=heat, rows=rows) | compared(*runs)
 
 
@@ -127,7 +127,8 @@ def compared(first: list[Run], second: list[Run]) -> dict[str, Any]:
         return [float(ratios[0]), *np.quantile(ratios[1:], (0.025, 0.975)).tolist()]
 
     return dict(speed=with_interval(speed[1] / speed[0]), step=with_interval(step[0] / step[1])) | dict(
-        milliseconds=[float(1e3 * own[0]) for own in step], tokens_per_pass=(sums[:, 0, 0] / sums[:, 0, 1]).tolist()
+        milliseconds=[float(1e3 * values[0]) for values in step],
+        tokens_per_pass=(sums[:, 0, 0] / sums[:, 0, 1]).tolist(),
     )
 
 
@@ -159,8 +160,8 @@ def main() -> None:
 def sentence(line: dict[str, Any]) -> str:
     """A line of the table."""
     ratios = "   ".join(f"{name} {{:.3f}} ({{:.3f}} to {{:.3f}})".format(*line[name]) for name in ("speed", "step"))
-    times = " -> ".join(f"{own:.2f}" for own in line["milliseconds"])
-    tokens = " -> ".join(f"{own:.2f}" for own in line["tokens_per_pass"])
+    times = " -> ".join(f"{value:.2f}" for value in line["milliseconds"])
+    tokens = " -> ".join(f"{value:.2f}" for value in line["tokens_per_pass"])
     return f"{line['case']:>9} T={line['temperature']:g} rows={line['rows']:<2} {ratios}   ms {times}   tokens {tokens}"
 
 

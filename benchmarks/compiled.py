@@ -75,7 +75,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 def ratio(ours: list[float], other: list[float]) -> tuple[float, float, float]:
     """Of the medians, with an interval."""
     chance = np.random.default_rng(0)
-    drawn = [np.median(chance.choice(each, (2000, len(each))), 1) for each in (ours, other)]
+    drawn = [np.median(chance.choice(times, (2000, len(times))), 1) for times in (ours, other)]
     low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975))
     return float(np.median(ours) / np.median(other)), float(low), float(high)
 
@@ -85,7 +85,11 @@ def lines_of(tree: str | None, seconds: Seconds, first: int) -> list[dict[str, A
     parts = [part for part in PARTS if tree or part != "draft"]
     sides = {part: [seconds[way][part][first:] for way in WAYS] for part in parts}
     return [
-        dict(tree=tree or "plain", part=part, milliseconds=[1e3 * sorted(each)[len(each) // 2] for each in sides[part]])
+        dict(
+            tree=tree or "plain",
+            part=part,
+            milliseconds=[1e3 * sorted(times)[len(times) // 2] for times in sides[part]],
+        )
         | dict(speedup=ratio(*sides[part]))
         for part in parts
     ]

@@ -54,9 +54,9 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
 def settings_of(options: argparse.Namespace, cases: list[Case], ids: list[str]) -> dict[str, Any]:
     """What the results depend on: the head of the file."""
     machine = dict(hardware=hardware(), versions=versions(), commit=commit())
-    asked = {name: getattr(options, name) for name in ("target", "draft", "layers", "batch", "compile")}
-    asked |= dict(new_tokens=options.new_tokens, seeds=options.seeds, temperatures=options.temperature)
-    return dict(benchmark="decode") | machine | asked | dict(prompts=ids, cases=cases)
+    chosen = {name: getattr(options, name) for name in ("target", "draft", "layers", "batch", "compile")}
+    chosen |= dict(new_tokens=options.new_tokens, seeds=options.seeds, temperatures=options.temperature)
+    return dict(benchmark="decode") | machine | chosen | dict(prompts=ids, cases=cases)
 
 
 def prepare(pair: Pair) -> None:
@@ -102,7 +102,7 @@ def show(path: Path) -> None:
     )
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -127,7 +127,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft")
     parser.add_argument("--layers", type=int, help="of the target; those added change nothing")
     parser.add_argument("--compile", action="store_true", help="compile the steps of both models, in our loop")
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     if sum(way is not None for way in (options.out, options.show, options.over)) != 1:
         parser.error("name a file to measure into, or one to --show, or some to look --over")
     vars(options).update(QUICK if options.quick else {})
@@ -148,9 +148,9 @@ def run(options: argparse.Namespace) -> Path:
     return options.out
 
 
-def main(given: list[str] | None = None) -> None:
+def main(words: list[str] | None = None) -> None:
     """Measure or show."""
-    options = arguments(given)
+    options = arguments(words)
     try:
         if options.over:
             print(*table.over(options.over), sep="\n")

@@ -37,8 +37,8 @@ class Rates:
 
     def best(self, among: Callable[[Case], bool]) -> tuple[Case, np.ndarray] | None:
         """The fastest of some cases, and its rate; in each resample that of the fastest there."""
-        some = [i for i, case in enumerate(self.cases) if among(case)]
-        return (self.cases[max(some, key=lambda i: self.of[0, i])], self.of[:, some].max(1)) if some else None
+        chosen = [i for i, case in enumerate(self.cases) if among(case)]
+        return (self.cases[max(chosen, key=lambda i: self.of[0, i])], self.of[:, chosen].max(1)) if chosen else None
 
     def tokens_a_pass(self, case: Case) -> float | None:
         """Over all runs; None for transformers, which does not say."""
@@ -62,10 +62,10 @@ def read(path: Path, benchmark: str = "decode") -> tuple[dict[str, Any], list[di
 
 def rates_of(settings: dict[str, Any], runs: list[dict[str, Any]]) -> list[Rates]:
     """By temperature, from the turns in which every case has run; raises where there is none."""
-    found = rates_at(settings["temperatures"], settings["cases"], runs)
-    if not found:
+    rates = rates_at(settings["temperatures"], settings["cases"], runs)
+    if not rates:
         raise AdviceError("no prompt has been decoded by every case yet; let the benchmark go on")
-    return found
+    return rates
 
 
 def rates_at(temperatures: list[float], known: list[list[str]], runs: list[dict[str, Any]]) -> list[Rates]:
@@ -126,9 +126,9 @@ def heading(settings: dict[str, Any], runs: list[dict[str, Any]]) -> str:
     work = [counted(len(settings["prompts"]), "prompt"), counted(settings["seeds"], "seed")]
     work += [counted(settings["new_tokens"], "new token"), f"batches of {settings['batch']}"]
     where = [machine["gpu"] or machine["cpu"], machine["vectors"], counted(machine["threads"], "thread")]
-    made = [f"{package} {version[package]}" for package in ("torch", "transformers")]
-    made += [f"commit {settings['commit']}", " to ".join(dict.fromkeys((min(days), max(days))))]
-    return "; ".join([models, ", ".join(work), ", ".join(where), ", ".join(made)])
+    versions = [f"{package} {version[package]}" for package in ("torch", "transformers")]
+    versions += [f"commit {settings['commit']}", " to ".join(dict.fromkeys((min(days), max(days))))]
+    return "; ".join([models, ", ".join(work), ", ".join(where), ", ".join(versions)])
 
 
 def counted(number: int, noun: str) -> str:
@@ -204,8 +204,8 @@ def markdown(path: Path) -> str:
     rows = [[name, *row[1:]] for name, row in zip(names, rows, strict=True)]
     table = [columns, ["---", "---", *["---:"] * (len(columns) - 2)], *rows]
     lines = ["| " + " | ".join(row) + " |" for row in table]
-    said = [f"- {line}" for rate in rates for line in sentences(rate)]
-    return "\n".join([heading(settings, runs) + ".", "", *lines, "", *said])
+    items = [f"- {line}" for rate in rates for line in sentences(rate)]
+    return "\n".join([heading(settings, runs) + ".", "", *lines, "", *items])
 
 
 def put_into(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
@@ -214,8 +214,8 @@ def put_into(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
     old = page.read_text()
     if not re.search(f"{start}.*{end}", old, re.DOTALL):
         raise AdviceError(f"{page} has no lines {marks[0]!r} and {marks[1]!r}; add them where the table shall stand")
-    new = f"{marks[0]}\n\n{text}\n\n{marks[1]}"
-    page.write_text(re.sub(f"{start}.*{end}", lambda _: new, old, flags=re.DOTALL))
+    replacement = f"{marks[0]}\n\n{text}\n\n{marks[1]}"
+    page.write_text(re.sub(f"{start}.*{end}", lambda _: replacement, old, flags=re.DOTALL))
 
 
 def plot(path: Path, picture: Path) -> None:

@@ -50,14 +50,14 @@ def decode(models: Models, case: Case, prompt: list[int], seed: int, options: ar
 def summary(draft: str, case: Case, infos: list[Info]) -> dict[str, object]:
     """One line of the table."""
     whole = sum(infos[1:], infos[0])
-    each = [info.block_efficiency for info in infos]
+    efficiencies = [info.block_efficiency for info in infos]
     return dict(
         draft=draft,
         scheme=case[0],
         tree=case[1],
         walk=case[2],
         block_efficiency=whole.block_efficiency,
-        standard_error=statistics.stdev(each) / len(each) ** 0.5,
+        standard_error=statistics.stdev(efficiencies) / len(efficiencies) ** 0.5,
         acceptance_rate=whole.acceptance_rate,
         optimal_acceptance_rate=whole.optimal_acceptance_rate,
     )
@@ -78,9 +78,9 @@ def main() -> None:
     infos: list[list[Info]] = [[] for _ in DRAFTERS]
     for seed in tqdm(range(options.seeds), desc="seed"):
         for prompt in tqdm(prompts, desc="prompt", leave=False):
-            for (_, case), pair, found in zip(DRAFTERS, models, infos, strict=True):
-                found.append(decode(pair, case, prompt, seed, options))
-    results = [summary(draft, case, found) for (draft, case), found in zip(DRAFTERS, infos, strict=True)]
+            for (_, case), pair, runs in zip(DRAFTERS, models, infos, strict=True):
+                runs.append(decode(pair, case, prompt, seed, options))
+    results = [summary(draft, case, runs) for (draft, case), runs in zip(DRAFTERS, infos, strict=True)]
     if options.json:
         print(json.dumps(dict(hardware=hardware(), temperature=options.temperature, results=results)))
         return

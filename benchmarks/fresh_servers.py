@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from abuse import Part, Serve, check_log, lay_out, many, mixed, table, watched
+from abuse import Part, Serve, check_log, lay_out, mixed, send_many, table, watched
 from rich.console import Console
 
 CLIENTS, BURSTS, TOKENS = 64, 4, 24
@@ -73,12 +73,12 @@ def bursts(server: Serve, part: Part, seed: int) -> None:
     for number in range(BURSTS):
         chance = random.Random(100 * seed + number)
 
-        async def one(client: Any, index: int, chance: random.Random = chance) -> None:
+        async def send(client: Any, index: int, chance: random.Random = chance) -> None:
             address, body = mixed(index, chance, TOKENS)
             response = await client.post(address, json=body)
             part.note(response.status_code, response.text)
 
-        asyncio.run(many(server, CLIENTS, CLIENTS, one))
+        asyncio.run(send_many(server, CLIENTS, CLIENTS, send))
         time.sleep(0.5)
 
 
@@ -87,8 +87,8 @@ def tried(server: Serve, part: Part, seed: int, expected: list[str]) -> Part:
     try:
         with watched(server, part):
             bursts(server, part, seed)
-        if (found := greedy_texts(server)) != expected:
-            part.broken.append(f"other greedy texts: {found}")
+        if (texts := greedy_texts(server)) != expected:
+            part.broken.append(f"other greedy texts: {texts}")
         check_log(server, part)
         if server.process.poll() is not None:
             part.broken.append(f"the server has ended with {server.process.returncode}")
@@ -117,11 +117,11 @@ def run(count: int, folder: Path) -> list[Part]:
     return parts
 
 
-def main(given: list[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Try, print, and say how many promises were broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--servers", type=int, default=20)
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         parts = run(options.servers, Path(folder))
     Console(width=max(140, Console().width)).print(table(parts))

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)] * (str(ROOT) not in sys.path)  # where nothing could be installed
 
-from on_gpu.asked import Asked, Skipped  # noqa: E402
+from on_gpu.asked import PieceOptions, Skipped  # noqa: E402
 from on_gpu.pieces import PIECES, Piece  # noqa: E402
 from on_gpu.report import write_report  # noqa: E402
 
@@ -44,14 +44,14 @@ class Run:
     end: float
 
     @property
-    def found(self) -> dict[str, Record]:
+    def records_by_piece(self) -> dict[str, Record]:
         """The last record of every piece that has one."""
         return {record["piece"]: record for record in self.journal.records}
 
     @property
     def failed(self) -> list[str]:
         """The pieces that ended with an error."""
-        return [name for name, record in self.found.items() if record["status"] == "failed"]
+        return [name for name, record in self.records_by_piece.items() if record["status"] == "failed"]
 
     def left(self) -> Iterator[Piece]:
         """The pieces that are not done, as long as there is time; one that goes on by itself is begun again."""
@@ -59,8 +59,8 @@ class Run:
             if piece.again and self.options.quick:
                 continue
             tries = 0
-            while self.found.get(piece.name, {}).get("status") != "done" and time.monotonic() < self.end:
-                if tries and (self.found[piece.name]["status"] != "out of time" or not piece.goes_on):
+            while self.records_by_piece.get(piece.name, {}).get("status") != "done" and time.monotonic() < self.end:
+                if tries and (self.records_by_piece[piece.name]["status"] != "out of time" or not piece.goes_on):
                     break
                 tries += 1
                 yield piece
@@ -74,7 +74,7 @@ class Run:
             took = dict(seconds=round(time.monotonic() - start, 1), day=time.strftime("%Y-%m-%d"))
             self.journal.append(record | took)
             print(f"{piece.name}: {record['status']}{': ' * bool(record['why'])}{record['why']}", flush=True)
-            write_report(self.options.out, self.journal.settings, self.found)
+            write_report(self.options.out, self.journal.settings, self.records_by_piece)
 
 
 def in_a_process(piece: Piece, options: argparse.Namespace, limit: float) -> Record:
@@ -95,11 +95,11 @@ def in_a_process(piece: Piece, options: argparse.Namespace, limit: float) -> Rec
         result.unlink(missing_ok=True)
 
 
-def measure(piece: Piece, asked: Asked) -> Record:
+def measure(piece: Piece, piece_options: PieceOptions) -> Record:
     """What a piece finds, or why it finds nothing."""
     try:
         silence()
-        return dict(status="done", lines=piece.measure(asked))
+        return dict(status="done", lines=piece.measure(piece_options))
     except (Skipped, ImportError) as reason:
         return dict(status="skipped", why=str(reason))
     except Exception as error:  # whatever a device may raise: the other pieces go on
@@ -134,11 +134,11 @@ def check(options: argparse.Namespace) -> None:
 def main() -> None:
     """All pieces, or in a process of its own one of them."""
     options = arguments()
-    asked = Asked(options.device, options.quick, options.out, options.corpus)
+    piece_options = PieceOptions(options.device, options.quick, options.out, options.corpus)
     try:
         if options.piece:
-            found = measure(next(piece for piece in PIECES if piece.name == options.piece), asked)
-            files.write(options.out / "piece.json", json.dumps(dict(why="") | found).encode())
+            record = measure(next(piece for piece in PIECES if piece.name == options.piece), piece_options)
+            files.write(options.out / "piece.json", json.dumps(dict(why="") | record).encode())
             return
         check(options)
         settings = dict(benchmark="gpu", device=options.device, quick=options.quick)

@@ -47,57 +47,57 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--rows", type=int, default=1, help="prompts decoded side by side")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    pair = load(asked.target, asked.draft, Loader("transformers"))
-    prompts = chats(asked.prompts, asked.limit, pair.tokenizer)
+    options = parser.parse_args()
+    pair = load(options.target, options.draft, Loader("transformers"))
+    prompts = chats(options.prompts, options.limit, pair.tokenizer)
     lines = [
         line
-        for temperature in asked.temperatures
+        for temperature in options.temperatures
         for way in tqdm(WAYS, desc=f"T = {temperature}", leave=False)
-        for line in [measured(pair, prompts, way, temperature, asked)]
+        for line in [measured(pair, prompts, way, temperature, options)]
     ]
-    if asked.json:
-        print(json.dumps({"hardware": hardware(), "tree": asked.tree, "draft": asked.draft, "lines": lines}))
+    if options.json:
+        print(json.dumps({"hardware": hardware(), "tree": options.tree, "draft": options.draft, "lines": lines}))
     else:
-        shown(lines, asked)
+        shown(lines, options)
 
 
 def chats(path: Path, limit: int, tokenizer: Any) -> list[list[int]]:
     """The tokens of the first prompts."""
     texts = [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
     turns = [[{"role": "user", "content": text}] for text in texts]
-    written = [tokenizer.apply_chat_template(own, add_generation_prompt=True, tokenize=False) for own in turns]
+    written = [tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns]
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in written]
 
 
-def measured(pair: Any, prompts: list[list[int]], way: str, temperature: float, asked: Any) -> dict[str, Any]:
+def measured(pair: Any, prompts: list[list[int]], way: str, temperature: float, options: Any) -> dict[str, Any]:
     """One line of the table."""
     scheme, walk, is_chain = WAYS[way]
-    tree = "x".join("1" for _ in asked.tree.split("x")) if is_chain else asked.tree
-    settings = dict(scheme=scheme, walk=walk, tree=tree, temperature=temperature, max_new_tokens=asked.max_new_tokens)
+    tree = "x".join("1" for _ in options.tree.split("x")) if is_chain else options.tree
+    settings = dict(scheme=scheme, walk=walk, tree=tree, temperature=temperature, max_new_tokens=options.max_new_tokens)
     infos = []
-    for first in range(0, len(prompts), asked.rows):
-        rows = prompts[first : first + asked.rows]
+    for first in range(0, len(prompts), options.rows):
+        rows = prompts[first : first + options.rows]
         generators = [torch.Generator().manual_seed(first + row) for row in range(len(rows))]
         infos.append(md.generate(pair.target, pair.draft, rows, generator=generators, measure=4, **settings)[1])
-    each = [info.block_efficiency for info in infos]
+    efficiencies = [info.block_efficiency for info in infos]
     whole = sum(infos[1:], infos[0])
     return {
         "way": way,
         "temperature": temperature,
         "tree": tree,
         "tokens a pass": whole.block_efficiency,
-        "error": statistics.stdev(each) / len(each) ** 0.5 if len(each) > 1 else None,
+        "error": statistics.stdev(efficiencies) / len(efficiencies) ** 0.5 if len(efficiencies) > 1 else None,
         "acceptance": whole.acceptance_rate,
         "optimum": whole.optimal_acceptance_rate,
         "tokens a second": whole.tokens_per_second,
     }
 
 
-def shown(lines: list[dict[str, Any]], asked: Any) -> None:
+def shown(lines: list[dict[str, Any]], options: Any) -> None:
     """Print the table."""
     names = ["T", "way", "tree", "tokens a pass", "acceptance of a node", "its optimum", "tokens a second"]
-    table = Table(*names, title=f"{asked.draft} for {asked.target}, {hardware()}")
+    table = Table(*names, title=f"{options.draft} for {options.target}, {hardware()}")
     for line in lines:
         error = "" if line["error"] is None else f" ± {line['error']:.2f}"
         numbers = [f"{line[name]:.3f}" for name in ("acceptance", "optimum")]

@@ -26,7 +26,7 @@ HEADS = dict(num_attention_heads=5, num_key_value_heads=1, linear_num_key_heads=
 KINDS = {"chain": lambda node: node - 1, "tree": lambda node: (node - 1) // 2 if node else -1}
 
 
-def made() -> PreTrainedModel:
+def make_model() -> PreTrainedModel:
     """The model, always the same."""
     torch.manual_seed(0)
     kinds = (["linear_attention"] * 3 + ["full_attention"]) * 3
@@ -51,26 +51,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    model = made()
+    model = make_model()
     readers = {"one pass": CausalLM(model, options.context + 64), "paths": Paths(model)}
     for reader in readers.values():
         reader.forward([list(range(options.context))], [list(range(-1, options.context - 1))], "none")
         reader.commit([list(range(options.context))])
         seconds(reader, [-1])
-    found = {}
+    results = {}
     for kind, above in KINDS.items():
         for nodes in options.nodes:
             parents = [above(node) for node in range(nodes)]
             runs = [{way: seconds(reader, parents) for way, reader in readers.items()} for _ in range(options.rounds)]
-            found[f"{kind} of {nodes}"] = {way: median(run[way] for run in runs) * 1e3 for way in readers}
+            results[f"{kind} of {nodes}"] = {way: median(run[way] for run in runs) * 1e3 for way in readers}
     size = sum(weight.numel() for weight in model.parameters())
     where = {"hardware": hardware(), "threads": torch.get_num_threads(), "commit": commit()}
     if options.json:
-        print(json.dumps({"parameters": size, "ms": found, "context": options.context} | where))
+        print(json.dumps({"parameters": size, "ms": results, "context": options.context} | where))
         return
     print(f"{size / 1e6:.0f} million parameters, {options.context} tokens before; {where}")
     print("| nodes | one pass, ms | paths, ms |\n|---|---|---|")
-    for name, ms in found.items():
+    for name, ms in results.items():
         print(f"| {name} | {ms['one pass']:.0f} | {ms['paths']:.0f} |")
 
 

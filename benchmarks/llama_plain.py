@@ -12,11 +12,11 @@ def context(model: GGUF, cells: int) -> Iterator[Any]:
     """A context of its own over the weights of a model, with as many threads as torch may use."""
     library = model.weights.library
     settings = model.memory.settings(cells, 1)
-    found = library.llama_init_from_model(model.weights.pointer, settings)
+    pointer = library.llama_init_from_model(model.weights.pointer, settings)
     try:
-        yield found
+        yield pointer
     finally:
-        library.llama_free(found)
+        library.llama_free(pointer)
 
 
 def sampler(library: Any, temperature: float, seed: int) -> Any:
@@ -41,15 +41,15 @@ def decode(
     """Continue a prompt up to one of these ends."""
     library, tokens = model.weights.library, list[int]()
     chain, following = sampler(library, temperature, seed), (library.llama_token * 1)()
-    with context(model, len(prompt) + new_tokens) as own:
-        given = (library.llama_token * len(prompt))(*prompt)
-        library.llama_decode(own, library.llama_batch_get_one(given, len(prompt)))
+    with context(model, len(prompt) + new_tokens) as handle:
+        prompt_tokens = (library.llama_token * len(prompt))(*prompt)
+        library.llama_decode(handle, library.llama_batch_get_one(prompt_tokens, len(prompt)))
         while len(tokens) < new_tokens:
-            tokens.append(library.llama_sampler_sample(chain, own, -1))
+            tokens.append(library.llama_sampler_sample(chain, handle, -1))
             following[0] = tokens[-1]
             if tokens[-1] in ends:
                 break
             if len(tokens) < new_tokens:
-                library.llama_decode(own, library.llama_batch_get_one(following, 1))
+                library.llama_decode(handle, library.llama_batch_get_one(following, 1))
     library.llama_sampler_free(chain)
     return tokens

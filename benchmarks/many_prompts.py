@@ -48,7 +48,7 @@ def seconds(pair, prompts: list[list[int]], rows: int, continuous: bool, tempera
     settings = dict(temperature=temperature, max_new_tokens=LONGEST, eos_token_id=[], tune_budget=0.0)
     began, tokens = time.perf_counter(), 0
     for number, call in enumerate(calls):
-        new, _ = md.generate(
+        new_tokens, _ = md.generate(
             pair.target,
             pair.draft,
             call,
@@ -58,7 +58,7 @@ def seconds(pair, prompts: list[list[int]], rows: int, continuous: bool, tempera
             measure=False,
             **settings,
         )
-        tokens += sum(map(len, new))
+        tokens += sum(map(len, new_tokens))
     return time.perf_counter() - began, tokens
 
 
@@ -84,9 +84,9 @@ def main() -> None:
         for turn in range(options.rounds):
             ways = (True, False) if turn % 2 else (False, True)
             timed = {way: seconds(pair, prompts, options.rows, way, temperature) for way in ways}
-            one, many = timed[True], timed[False]
-            ratios.append(one[0] / one[1] / (many[0] / many[1]))
-            rates.append(one[1] / one[0])
+            one_call, many_calls = timed[True], timed[False]
+            ratios.append(one_call[0] / one_call[1] / (many_calls[0] / many_calls[1]))
+            rates.append(one_call[1] / one_call[0])
         print(
             f"T = {temperature:g}: one call takes {statistics.median(ratios):.2f} of the time a token "
             f"({min(ratios):.2f} to {max(ratios):.2f}), {statistics.median(rates):.0f} tokens a second"

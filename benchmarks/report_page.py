@@ -82,7 +82,9 @@ def rows(part: Part, folder: Path) -> list[list[str]]:
     """A table, as the report has it."""
     study = study_of(part)
     records = [json.loads(line) for line in (folder / f"{part.study}.jsonl").read_text().splitlines()[1:]]
-    [table] = [one for one in Results.of(study, records, {}).tables if one.panel is study.panels[part.panel]]
+    [table] = [
+        candidate for candidate in Results.of(study, records, {}).tables if candidate.panel is study.panels[part.panel]
+    ]
     head, body = table.strings()
     return [head, ["---", *["---:"] * (len(head) - 1)], *body]
 

@@ -101,8 +101,8 @@ def main() -> None:
     table = Table("rule", "rows", "time over", *[f"{n} drafts" for n in options.drafts], title=str(hardware()))
     for rows in options.rows:
         for rule in dict.fromkeys(r["rule"] for r in lines):
-            own = [r for r in lines if r["rule"] == rule and r["rows"] == rows]
-            table.add_row(rule, str(rows), own[0]["to"], *[f"{r['ratio']:.2f}" for r in own])
+            lines_of_rule = [r for r in lines if r["rule"] == rule and r["rows"] == rows]
+            table.add_row(rule, str(rows), lines_of_rule[0]["to"], *[f"{r['ratio']:.2f}" for r in lines_of_rule])
     Console().print(table)
 
 

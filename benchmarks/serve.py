@@ -47,18 +47,18 @@ class Answer:
     """When a request was sent, and when how many tokens came."""
 
     sent: float = field(default_factory=time.perf_counter)
-    came: list[tuple[float, int]] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
     fault: str | None = None
 
     @property
     def tokens(self) -> int:
         """All of them."""
-        return sum(count for _, count in self.came)
+        return sum(count for _, count in self.arrivals)
 
     @property
     def gaps(self) -> list[float]:
         """The time that each token took after the first ones."""
-        pairs = zip(self.came, self.came[1:], strict=False)
+        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return [(now - before) / count for (before, _), (now, count) in pairs for _ in range(count)]
 
 
@@ -89,19 +89,19 @@ class Client:
         """So many at a time."""
         numbers = iter(range(self.options.requests * clients))
 
-        async def one() -> None:
+        async def ask_in_turn() -> None:
             for number in numbers:
                 await self.ask(number)
 
-        await asyncio.gather(*(one() for _ in range(clients)))
+        await asyncio.gather(*(ask_in_turn() for _ in range(clients)))
 
     async def open(self, rate: float) -> None:
         """So many a second on the average, at random times that are the same for every server."""
-        chance, asked = random.Random(self.options.seed), []
+        chance, tasks = random.Random(self.options.seed), []
         for number in range(self.options.requests * max(round(rate), 1)):
             await asyncio.sleep(chance.expovariate(rate))
-            asked.append(asyncio.create_task(self.ask(number)))
-        await asyncio.gather(*asked)
+            tasks.append(asyncio.create_task(self.ask(number)))
+        await asyncio.gather(*tasks)
 
 
 def note(answer: Answer, line: str) -> None:
@@ -113,9 +113,9 @@ def note(answer: Answer, line: str) -> None:
         answer.fault = str(event["error"])
     elif event["choices"]:
         usage = event.get("usage")
-        new = usage["completion_tokens"] - answer.tokens if usage else int(bool(event["choices"][0]["text"]))
-        if new:
-            answer.came.append((time.perf_counter(), new))
+        num_new = usage["completion_tokens"] - answer.tokens if usage else int(bool(event["choices"][0]["text"]))
+        if num_new:
+            answer.arrivals.append((time.perf_counter(), num_new))
 
 
 async def measured(server: Server, contestant: Contestant, load: Load, options: argparse.Namespace) -> dict[str, Any]:
@@ -126,19 +126,19 @@ async def measured(server: Server, contestant: Contestant, load: Load, options: 
         client = Client(http, options.target, contestant.fields, options)
         start, before = time.perf_counter(), server.seconds
         await (client.closed(int(size)) if kind == "closed" else client.open(size))
-    seconds, found = time.perf_counter() - start, dict(server=contestant.name, load=kind, size=size)
-    return found | dict(cores=(server.seconds - before) / seconds) | summary(client.answers, seconds)
+    seconds, line = time.perf_counter() - start, dict(server=contestant.name, load=kind, size=size)
+    return line | dict(cores=(server.seconds - before) / seconds) | summary(client.answers, seconds)
 
 
 def summary(answers: list[Answer], seconds: float) -> dict[str, Any]:
     """The numbers of one server under one load."""
-    whole = [answer for answer in answers if answer.fault is None and answer.came]
-    first = [answer.came[0][0] - answer.sent for answer in whole]
+    whole = [answer for answer in answers if answer.fault is None and answer.arrivals]
+    first = [answer.arrivals[0][0] - answer.sent for answer in whole]
     tokens = sum(answer.tokens for answer in whole)
-    found: dict[str, Any] = dict(requests=len(answers), failed=len(answers) - len(whole), tokens=tokens)
-    found |= dict(seconds=seconds, tokens_per_second=tokens / seconds)
-    found |= {f"first_token_{name}": value for name, value in quantiles(first).items()}
-    return found | {
+    numbers: dict[str, Any] = dict(requests=len(answers), failed=len(answers) - len(whole), tokens=tokens)
+    numbers |= dict(seconds=seconds, tokens_per_second=tokens / seconds)
+    numbers |= {f"first_token_{name}": value for name, value in quantiles(first).items()}
+    return numbers | {
         f"between_tokens_{name}": value for name, value in quantiles([g for a in whole for g in a.gaps]).items()
     }
 
@@ -157,14 +157,15 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         if options.fresh_cache:
             os.environ["XDG_CACHE_HOME"] = str(logs)  # of the processes that begin from here on
         begun = [
-            stack.enter_context(running(each, logs / f"{place}.log", options.threads)) for place, each in enumerate(who)
+            stack.enter_context(running(contestant, logs / f"{place}.log", options.threads))
+            for place, contestant in enumerate(who)
         ]
         warm = argparse.Namespace(**vars(options) | dict(requests=2))
-        for server, each in zip(begun, who, strict=True):
-            asyncio.run(measured(server, each, ("closed", 2), warm))
+        for server, contestant in zip(begun, who, strict=True):
+            asyncio.run(measured(server, contestant, ("closed", 2), warm))
         turns = [(load, *pair) for load in loads for pair in zip(begun, who, strict=True)]
-        for load, server, each in tqdm(turns, desc="measuring", unit="load"):
-            results.append(asyncio.run(measured(server, each, load, options)))
+        for load, server, contestant in tqdm(turns, desc="measuring", unit="load"):
+            results.append(asyncio.run(measured(server, contestant, load, options)))
     return results
 
 
@@ -180,7 +181,7 @@ def table(results: list[dict[str, Any]], threads: int) -> Table:
     return shown
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default=str(ZOO / "target"), help="a folder or hub name; default: embedded")
@@ -200,7 +201,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fresh-cache", action="store_true", help="ours begin without plans, as on a new machine")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help=f"to see that it runs: {QUICK}")
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     if not 1 <= options.threads <= len(cores()):
         parser.error(f"--threads {options.threads}: there are 1 to {len(cores())} here")
     vars(options).update(QUICK if options.quick else {})
@@ -208,9 +209,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main(given: list[str] | None = None) -> None:
+def main(words: list[str] | None = None) -> None:
     """Measure, and print."""
-    options = arguments(given)
+    options = arguments(words)
     try:
         results = run(options)
     except AdviceError as error:
@@ -218,9 +219,11 @@ def main(given: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     if options.json:
-        asked = {name: str(value) for name, value in vars(options).items() if name != "texts"}
+        settings = {name: str(value) for name, value in vars(options).items() if name != "texts"}
         machine = dict(hardware=hardware() | dict(threads=options.threads), versions=versions(), commit=commit())
-        print(json.dumps(dict(settings=asked, day=datetime.now(UTC).date().isoformat()) | machine | dict(runs=results)))
+        print(
+            json.dumps(dict(settings=settings, day=datetime.now(UTC).date().isoformat()) | machine | dict(runs=results))
+        )
     else:
         Console(width=max(140, Console().width)).print(table(results, options.threads))
 

@@ -42,9 +42,9 @@ class Server(NamedTuple):
     def seconds(self) -> float:
         """What it has taken of all processors so far, with the processes that it has begun."""
         first, total = psutil.Process(self.process), 0.0
-        for each in (first, *first.children(recursive=True)):
+        for process in (first, *first.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):  # one may end meanwhile
-                times = each.cpu_times()
+                times = process.cpu_times()
                 total += times.user + times.system
         return total
 
@@ -52,21 +52,23 @@ class Server(NamedTuple):
 def contestants(options: argparse.Namespace) -> list[Contestant]:
     """All that take part."""
     pair = [options.target, options.draft]
-    own = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "{port}"]
-    own += ["--target", pair[0]]
+    command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "{port}"]
+    command += ["--target", pair[0]]
     ends = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    found = [Contestant("plain, ours", [*own, "--draft", "none"], ends)]
-    found += [Contestant(f"{tree}, ours", [*own, "--draft", pair[1], "--tree", tree], ends) for tree in options.tree]
+    all_contestants = [Contestant("plain, ours", [*command, "--draft", "none"], ends)]
+    all_contestants += [
+        Contestant(f"{tree}, ours", [*command, "--draft", pair[1], "--tree", tree], ends) for tree in options.tree
+    ]
     if options.transformers:
         theirs = [options.transformers, "serve", options.target, "--continuous-batching", "--port", "{port}"]
-        found.append(Contestant("transformers serve", theirs, {}))
+        all_contestants.append(Contestant("transformers serve", theirs, {}))
     if options.vllm:
         theirs = [options.vllm, "serve", options.target, "--port", "{port}", "--max-model-len", str(options.context)]
         theirs += ["--gpu-memory-utilization", "0.15"]  # on a CPU: of its memory, which the servers share
         name, drafts = ("draft model", MODEL | {"model": options.draft}) if Path(options.draft).is_dir() else NGRAM
-        found += [Contestant("vllm", theirs, ends)]
-        found += [Contestant(f"vllm, {name}", [*theirs, "--speculative-config", json.dumps(drafts)], ends)]
-    return found
+        all_contestants += [Contestant("vllm", theirs, ends)]
+        all_contestants += [Contestant(f"vllm, {name}", [*theirs, "--speculative-config", json.dumps(drafts)], ends)]
+    return all_contestants
 
 
 def cores() -> list[int]:

@@ -39,26 +39,26 @@ Run = dict[str, Any]
 Bar = tuple[str, float, float, float]  # a contestant, its ratio, and the ratio's interval
 
 
-def chosen(path: Path, each: int) -> list[dict[str, str]]:
+def chosen(path: Path, per_category: int) -> list[dict[str, str]]:
     """The first prompts of every task, tasks by turns."""
     by_task = defaultdict[str, list[dict[str, str]]](list)
     for line in path.read_text().splitlines():
         prompt = json.loads(line)
         by_task[prompt["task"].split("/")[0]].append(prompt | {"task": prompt["task"].split("/")[0]})
-    rounds = zip(*(prompts[:each] for prompts in by_task.values()), strict=True)
+    rounds = zip(*(prompts[:per_category] for prompts in by_task.values()), strict=True)
     return [prompt for each_round in rounds for prompt in each_round]
 
 
 def settings_of(options: argparse.Namespace, prompts: list[dict[str, str]]) -> dict[str, Any]:
     """The head of the file: what results depend on."""
     machine = dict(hardware=hardware(), versions=versions(), commit=commit(), threads=options.threads)
-    asked = dict(
+    settings = dict(
         target=Path(options.target).name,
         engine=options.engine,
         new_tokens=options.new_tokens,
         temperatures=options.temperature,
     )
-    return dict(benchmark="spec_bench") | machine | asked | dict(prompts=[prompt["id"] for prompt in prompts])
+    return dict(benchmark="spec_bench") | machine | settings | dict(prompts=[prompt["id"] for prompt in prompts])
 
 
 def timed(decode: Callable[[list[int], float, int], Run], ids: list[int], temperature: float, seed: int) -> Run:
@@ -100,12 +100,16 @@ def ratios(runs: list[Run], who: str, over: str) -> tuple[float, float, float] |
     pairs = defaultdict[str, dict[str, Run]](dict)
     for run in runs:
         pairs[run["id"]][run["who"]] = run
-    both = [pair for pair in pairs.values() if who in pair and over in pair]
-    if not both:
+    pairs_of_both = [pair for pair in pairs.values() if who in pair and over in pair]
+    if not pairs_of_both:
         return None
-    totals = np.array([[pair[name][what] for name in (who, over) for what in ("tokens", "seconds")] for pair in both])
-    draws = np.random.default_rng(0).multinomial(len(both), np.full(len(both), 1 / len(both)), RESAMPLES)
-    sums = np.vstack([np.ones(len(both)), draws]) @ totals
+    totals = np.array(
+        [[pair[name][what] for name in (who, over) for what in ("tokens", "seconds")] for pair in pairs_of_both]
+    )
+    draws = np.random.default_rng(0).multinomial(
+        len(pairs_of_both), np.full(len(pairs_of_both), 1 / len(pairs_of_both)), RESAMPLES
+    )
+    sums = np.vstack([np.ones(len(pairs_of_both)), draws]) @ totals
     ratio = (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3])
     return float(ratio[0]), *map(float, np.quantile(ratio[1:], [0.025, 0.975]))
 
@@ -127,12 +131,12 @@ def rows_of(settings: dict[str, Any], runs: list[Run], over: str | None) -> tupl
         raise AdviceError(f"--over {over!r} has not been measured; there are {', '.join(names)}")
     columns, rows = ["T", "who", "tokens/s", f"over {over}", *tasks, "tokens a pass", "accepted / optimum"], []
     for temperature in settings["temperatures"]:
-        here = [run for run in runs if run["temperature"] == temperature]
-        for who in [name for name in names if any(run["who"] == name for run in here)]:
-            mine = [run for run in here if run["who"] == who]
+        runs_here = [run for run in runs if run["temperature"] == temperature]
+        for who in [name for name in names if any(run["who"] == name for run in runs_here)]:
+            mine = [run for run in runs_here if run["who"] == who]
             speed = sum(r["tokens"] for r in mine) / sum(r["seconds"] for r in mine)
-            by_task = [cell([run for run in here if run["task"] == task], who, over) for task in tasks]
-            row = [f"{temperature:g}", who, f"{speed:.1f}", cell(here, who, over, True), *by_task]
+            by_task = [cell([run for run in runs_here if run["task"] == task], who, over) for task in tasks]
+            row = [f"{temperature:g}", who, f"{speed:.1f}", cell(runs_here, who, over, True), *by_task]
             rows.append([*row, *drafting(mine)])
     return columns, rows
 
@@ -176,9 +180,9 @@ def panels_of(settings: dict[str, Any], runs: list[Run], over: str | None) -> di
     """By temperature the contestants that have a ratio by now; not the temperatures at which nobody has."""
     names, panels = list(dict.fromkeys(run["who"] for run in runs)), dict[float, list[Bar]]()
     for temperature in settings["temperatures"] if names else []:
-        here = [run for run in runs if run["temperature"] == temperature]
-        found = [(who, ratios(here, who, over or names[0])) for who in names]
-        if bars := [(who, *ratio) for who, ratio in found if ratio is not None]:
+        runs_here = [run for run in runs if run["temperature"] == temperature]
+        ratios_of_all = [(who, ratios(runs_here, who, over or names[0])) for who in names]
+        if bars := [(who, *ratio) for who, ratio in ratios_of_all if ratio is not None]:
             panels[temperature] = bars
     return panels
 
@@ -190,8 +194,8 @@ def plot(path: Path, picture: Path, processor: bool, over: str | None) -> None:
     if not panels:
         raise AdviceError(f"{path} has no runs to draw yet; the command that measures goes on where it was stopped")
     drawn, axes = pictures.figure(len(panels), width=4.0, height=2.2)
-    for axis, (temperature, found) in zip(axes[0], panels.items(), strict=True):
-        labels, means, lows, highs = zip(*found, strict=True)
+    for axis, (temperature, ratios_of_panel) in zip(axes[0], panels.items(), strict=True):
+        labels, means, lows, highs = zip(*ratios_of_panel, strict=True)
         beside = np.array([np.subtract(means, lows), np.subtract(highs, means)])
         axis.barh([name.strip("`") for name in labels], means, xerr=beside, color=pictures.COLOURS[: len(labels)])
         for at, mean in enumerate(means):
@@ -203,7 +207,7 @@ def plot(path: Path, picture: Path, processor: bool, over: str | None) -> None:
     pictures.save(drawn, picture)
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?", help="JSON lines; the same command continues with what is there")
@@ -220,7 +224,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", help="names of contestants")
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     if sum(way is not None for way in (options.out, options.show, options.markdown)) != 1:
         parser.error("name a file to measure into, or one to --show")
     if options.out and not options.prompts:
@@ -228,9 +232,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main(given: list[str] | None = None) -> None:
+def main(words: list[str] | None = None) -> None:
     """Measure or show."""
-    options = arguments(given)
+    options = arguments(words)
     try:
         shown = options.processor, options.over
         if options.markdown:

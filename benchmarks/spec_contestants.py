@@ -34,21 +34,21 @@ def contestants(
     loader = Loader(engine=engine)
     base = load(target, "none", loader)
     chat = partial(base.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=True, return_dict=False)
-    found = {
+    all_contestants = {
         name: ours(base.target, drafter(target, draft, loader), settings, new_tokens)
         for name, (draft, settings) in OURS.items()
         if (not only or name in only) and (engine == "transformers" or "eagle3" not in draft)
     }
     if engine == "transformers":
         assistant = widened(drafter(target, "DRAFT", loader), base.target.config.vocab_size)
-        return partial(ids_of, chat), found | theirs(base.target, assistant, new_tokens)
+        return partial(ids_of, chat), all_contestants | theirs(base.target, assistant, new_tokens)
     from llama_plain import decode
 
     def own_loop(ids: list[int], temperature: float, seed: int) -> Run:
         tokens = decode(base.target, ids, new_tokens, temperature, seed, base.target.weights.ends)
         return dict(tokens=len(tokens))
 
-    return partial(ids_of, chat), {"llama.cpp's own loop": own_loop} | found
+    return partial(ids_of, chat), {"llama.cpp's own loop": own_loop} | all_contestants
 
 
 def ids_of(chat: Callable[..., list[int]], text: str) -> list[int]:
@@ -69,10 +69,10 @@ def ours(target: Any, drafter: Any, settings: dict[str, Any], new_tokens: int) -
         generator = torch.Generator().manual_seed(seed)
         common = dict(temperature=temperature, max_new_tokens=new_tokens, generator=generator)
         rows, info = md.generate(target, drafter, [ids], **common, **settings)
-        told = info.as_dict()
-        rates = dict(acceptance=told["acceptance_rate"], optimum=told["optimal_acceptance_rate"])
-        parts = {name: round(seconds, 4) for name, seconds in told["seconds"].items()}
-        return dict(tokens=len(rows[0]), passes=told["target_passes"], parts=parts, trees=told["trees"]) | rates
+        report = info.as_dict()
+        rates = dict(acceptance=report["acceptance_rate"], optimum=report["optimal_acceptance_rate"])
+        parts = {name: round(seconds, 4) for name, seconds in report["seconds"].items()}
+        return dict(tokens=len(rows[0]), passes=report["target_passes"], parts=parts, trees=report["trees"]) | rates
 
     return decode
 
@@ -80,8 +80,8 @@ def ours(target: Any, drafter: Any, settings: dict[str, Any], new_tokens: int) -
 def theirs(target: Any, assistant: Any, new_tokens: int) -> dict[str, Decode]:
     """transformers: plainly, with prompt look-up, and assisted by the shipped draft model."""
     ways: dict[str, dict[str, Any]] = {"`model.generate`": {}} | LOOKUPS
-    found = {name: generated(target, new_tokens, settings) for name, settings in ways.items()}
-    return found | {
+    ways_to_decode = {name: generated(target, new_tokens, settings) for name, settings in ways.items()}
+    return ways_to_decode | {
         name: generated(target, new_tokens, dict(assistant_model=assistant), settings)
         for name, settings in ASSISTANTS.items()
     }

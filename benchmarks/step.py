@@ -67,7 +67,7 @@ def beginning(vocabulary: int, rows: int, tree: Tree, sampling: Sampling) -> Sta
     ranks, noise = torch.rand(shape, generator=generator).argsort(-1), torch.randn(shape, generator=generator)
     heights = -1.8 * torch.log(1.0 + ranks)  # as in texts, a token's probability falls with a power of its rank
     logits = [heights, heights + 0.7 * noise]
-    models: Any = [Given(each.bfloat16()) for each in logits]
+    models: Any = [Given(values.bfloat16()) for values in logits]
     requests = requests_for([[0]] * rows, sampling, len(tree) * PASSES, seed=1)
     return State(*models, [row_at_root(request, Given.device) for request in requests])
 
@@ -92,8 +92,11 @@ def measure(vocabulary: int, tree: str, options: argparse.Namespace) -> dict[str
         spent |= dict(info=end - middle, ours=end - start - target - draft)
         for part, took in spent.items():
             times[part].append(1e3 * took)
-    found = {part: statistics.fmean(sorted(own)[: 4 * len(own) // 5]) for part, own in times.items()}
-    return dict(vocabulary=vocabulary, tree=tree, tokens_per_pass=info.block_efficiency) | found
+    milliseconds = {
+        part: statistics.fmean(sorted(times_of_part)[: 4 * len(times_of_part) // 5])
+        for part, times_of_part in times.items()
+    }
+    return dict(vocabulary=vocabulary, tree=tree, tokens_per_pass=info.block_efficiency) | milliseconds
 
 
 def main() -> None:

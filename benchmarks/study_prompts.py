@@ -24,11 +24,11 @@ def main() -> None:
     parser.add_argument("--of-each", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    sources = [*files(asked.folder), held_out(asked.corpus)]
-    chosen = [Random(asked.seed).sample(source, asked.of_each) for source in sources]
+    options = parser.parse_args()
+    sources = [*files(options.folder), held_out(options.corpus)]
+    chosen = [Random(options.seed).sample(source, options.of_each) for source in sources]
     lines = [json.dumps(prompt, ensure_ascii=False) for prompt in chain.from_iterable(zip(*chosen, strict=True))]
-    asked.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def files(folder: Path) -> list[list[Prompt]]:
@@ -37,9 +37,9 @@ def files(folder: Path) -> list[list[Prompt]]:
     sources = []
     for path in sorted(folder.glob("*.jsonl"), reverse=True):  # spec_bench, which is wider, before mt_bench
         prompts = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        new = [{key: p[key] for key in ("id", "task", "prompt")} for p in prompts if p["prompt"] not in known]
-        known |= {prompt["prompt"] for prompt in new}
-        sources.append([prompt for prompt in new if SHORTEST <= len(prompt["prompt"]) <= LONGEST])
+        new_prompts = [{key: p[key] for key in ("id", "task", "prompt")} for p in prompts if p["prompt"] not in known]
+        known |= {prompt["prompt"] for prompt in new_prompts}
+        sources.append([prompt for prompt in new_prompts if SHORTEST <= len(prompt["prompt"]) <= LONGEST])
     return [source for source in sources if source]
 
 

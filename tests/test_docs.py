@@ -113,9 +113,9 @@ def test_files_that_are_named_are_there(folder):
 
 def test_the_page_of_the_command_line_is_its_help():
     command = ["multidraft.cli.main", "utils", "docs", "--name", "multidraft", "--title", "The command line"]
-    made = CliRunner().invoke(typer_cli.app, command)
-    assert made.exit_code == 0, made.output
-    assert (ROOT / "docs" / "cli.md").read_text().strip() == made.stdout.strip(), "run `make docs`"
+    result = CliRunner().invoke(typer_cli.app, command)
+    assert result.exit_code == 0, result.output
+    assert (ROOT / "docs" / "cli.md").read_text().strip() == result.stdout.strip(), "run `make docs`"
 
 
 def test_the_pages_name_the_default_and_readme_is_short():

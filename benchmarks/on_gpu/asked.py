@@ -18,7 +18,7 @@ class Skipped(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class PieceOptions:
     """Where to measure, how thoroughly, and where to leave what later pieces need."""
 
     name: str  # of the device

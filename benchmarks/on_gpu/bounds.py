@@ -10,10 +10,10 @@ from on_gpu.asked import Line
 PAIRS = {"decode the embedded pair": "embedded", "decode the trained pair": "trained"}
 
 
-def bounds(found: dict[str, list[Line]]) -> list[Line]:
+def bounds(lines_by_piece: dict[str, list[Line]]) -> list[Line]:
     """A line a shape, tree, way and source of acceptance, from what the pieces have found."""
-    steps = [line for name, lines in found.items() if name.startswith("steps of ") for line in lines]
-    rates = [(source, line) for piece, source in PAIRS.items() for line in found.get(piece, [])]
+    steps = [line for name, lines in lines_by_piece.items() if name.startswith("steps of ") for line in lines]
+    rates = [(source, line) for piece, source in PAIRS.items() for line in lines_by_piece.get(piece, [])]
     plain = {line["model"]: line["step"] for line in steps if (line["tree"], line["way"]) == ("plain", "eager")}
     pairs = [(step, source, rate) for step in steps for source, rate in rates if fits(step, rate)]
     return [bound(step, source, rate, plain[step["model"]]) for step, source, rate in pairs]

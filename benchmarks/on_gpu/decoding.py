@@ -12,7 +12,7 @@ from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io.journal import Journal
 from multidraft.zoo import Pair, load_pair
 from on_gpu import trained
-from on_gpu.asked import Asked, Line
+from on_gpu.asked import Line, PieceOptions
 from on_gpu.steps import TREES
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
@@ -25,23 +25,23 @@ QUICK = [WAYS[0], WAYS[2], WAYS[3], *WAYS[5:7]]
 TEMPERATURES = (0.0, 1.0)
 
 
-def of_the_embedded(asked: Asked) -> list[Line]:
+def of_the_embedded(piece_options: PieceOptions) -> list[Line]:
     """The embedded pair."""
-    return measure(asked, "embedded", trained.on_device(load_pair(), asked))
+    return measure(piece_options, "embedded", trained.on_device(load_pair(), piece_options))
 
 
-def of_the_trained(asked: Asked) -> list[Line]:
+def of_the_trained(piece_options: PieceOptions) -> list[Line]:
     """The pair that was trained on the spot."""
-    return measure(asked, "trained", trained.load(asked))
+    return measure(piece_options, "trained", trained.load(piece_options))
 
 
-def measure(asked: Asked, name: str, pair: Pair) -> list[Line]:
+def measure(piece_options: PieceOptions, name: str, pair: Pair) -> list[Line]:
     """A line a way and temperature; every run is kept as soon as it is done, so that a stopped piece goes on."""
-    new_tokens, limit, ways = (8, 1, QUICK) if asked.quick else (128, 8, WAYS)
+    new_tokens, limit, ways = (8, 1, QUICK) if piece_options.quick else (128, 8, WAYS)
     options = Namespace(new_tokens=new_tokens)
     lines = [json.loads(line) for line in PROMPTS.read_text().splitlines()[:limit]]
     prompts = [pair.tokenizer(line["prompt"])["input_ids"] for line in lines]
-    journal = Journal(asked.out / f"{name}.jsonl", dict(prompts=prompts, new_tokens=new_tokens, ways=ways))
+    journal = Journal(piece_options.out / f"{name}.jsonl", dict(prompts=prompts, new_tokens=new_tokens, ways=ways))
     done = {(t, i, Case(*case), way) for t, i, case, way in (run["turn"] for run in journal.records)}
     turns = [(t, i, *way) for t in TEMPERATURES for i in range(len(prompts)) for way in ways]
     left = [turn for turn in turns if turn not in done]
@@ -60,11 +60,15 @@ def table(runs: list[Line]) -> list[Line]:
         t, _, case, way = run["turn"]
         for what, total in sums[t, Case(*case), way].items():
             sums[t, Case(*case), way][what] = total + run.get(what, 0)
-    rates = {key: own["tokens"] / own["seconds"] for key, own in sums.items()}
+    rates = {key: sums_of_key["tokens"] / sums_of_key["seconds"] for key, sums_of_key in sums.items()}
     return [
         dict(temperature=t, who=case.who, setting=case.setting, way="compiled" if way or case == STATIC else "eager")
         | dict(tokens_a_second=round(rates[t, case, way], 1))
-        | dict(tokens_a_pass=round(1 + own["accepted"] / own["passes"], 3) if own["passes"] else None)
+        | dict(
+            tokens_a_pass=round(1 + sums_of_key["accepted"] / sums_of_key["passes"], 3)
+            if sums_of_key["passes"]
+            else None
+        )
         | {f"over {base.who}": round(rates[t, case, way] / rates[t, base, False], 2) for base in (PLAIN, STATIC)}
-        for (t, case, way), own in sums.items()
+        for (t, case, way), sums_of_key in sums.items()
     ]

@@ -5,7 +5,7 @@ from collections import Counter
 from torch.profiler import ProfilerActivity, profile
 
 from on_gpu import steps
-from on_gpu.asked import Asked, Line
+from on_gpu.asked import Line, PieceOptions
 
 KINDS = {
     "launches": ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx"),
@@ -17,25 +17,29 @@ KINDS = {
 }
 
 
-def measure(asked: Asked, name: str) -> list[Line]:
+def measure(piece_options: PieceOptions, name: str) -> list[Line]:
     """A line a tree and way: counts of a step, the difference of two runs so that the prompt drops out."""
-    return [line_of(asked, name, tree, way) for tree, way in steps.cases(asked)]
+    return [line_of(piece_options, name, tree, way) for tree, way in steps.cases(piece_options)]
 
 
-def line_of(asked: Asked, name: str, tree: str | None, way: bool) -> Line:
+def line_of(piece_options: PieceOptions, name: str, tree: str | None, way: bool) -> Line:
     """Counts of a step."""
-    short, long = (4, 8) if asked.quick else (8, 40)
-    steps.run(asked, name, tree, way, long)
-    (fewer, first), (more, second) = (counted(asked, name, tree, way, new) for new in (short, long))
-    of_a_step = {kind: round((more[kind] - fewer[kind]) / max(second - first, 1), 1) for kind in KINDS}
+    short, long = (4, 8) if piece_options.quick else (8, 40)
+    steps.run(piece_options, name, tree, way, long)
+    (fewer, first), (counts_of_long, second) = (
+        counted(piece_options, name, tree, way, new_tokens) for new_tokens in (short, long)
+    )
+    of_a_step = {kind: round((counts_of_long[kind] - fewer[kind]) / max(second - first, 1), 1) for kind in KINDS}
     return dict(model=name, tree=tree or "plain", way="compiled" if way else "eager") | of_a_step
 
 
-def counted(asked: Asked, name: str, tree: str | None, way: bool, new: int) -> tuple[Counter[str], int]:
+def counted(
+    piece_options: PieceOptions, name: str, tree: str | None, way: bool, new_tokens: int
+) -> tuple[Counter[str], int]:
     """What a run does, and its steps."""
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (asked.device.type == "cuda")
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (piece_options.device.type == "cuda")
     with profile(activities=activities) as seen:
-        info = steps.run(asked, name, tree, way, new)
+        info = steps.run(piece_options, name, tree, way, new_tokens)
     counts: Counter[str] = Counter()
     for event in seen.key_averages():
         for kind, names in KINDS.items():

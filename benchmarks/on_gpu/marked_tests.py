@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from on_gpu.asked import Asked, Line, Skipped
+from on_gpu.asked import Line, PieceOptions, Skipped
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("pytest", "scipy", "hypothesis")
@@ -13,15 +13,15 @@ NEEDED = ("pytest", "scipy", "hypothesis")
 OPTIONS = ["-q", "-o", "addopts=-ra", "-W", "default", "-p", "no:cacheprovider", "-m", "gpu", "tests"]
 
 
-def measure(asked: Asked) -> list[Line]:
+def measure(piece_options: PieceOptions) -> list[Line]:
     """The summary; a failure fails the piece."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise Skipped(f"the tests need {', '.join(missing)}")
-    if asked.device.type != "cuda":
-        raise Skipped(f"the device is {asked.device}; tests for a GPU need one")
+    if piece_options.device.type != "cuda":
+        raise Skipped(f"the device is {piece_options.device}; tests for a GPU need one")
     done = subprocess.run([sys.executable, "-m", "pytest", *OPTIONS], cwd=ROOT, capture_output=True, text=True)
-    (asked.out / "tests.log").write_text(done.stdout + done.stderr)
+    (piece_options.out / "tests.log").write_text(done.stdout + done.stderr)
     last = (done.stdout.strip().splitlines() or ["no output"])[-1]
     if done.returncode:
-        raise RuntimeError(f"{last}; see {asked.out / 'tests.log'}")
+        raise RuntimeError(f"{last}; see {piece_options.out / 'tests.log'}")
     return [dict(tests=last)]

@@ -3,22 +3,22 @@
 from collections.abc import Callable
 
 from multidraft.models.huggingface import CausalLM
-from on_gpu.asked import Asked, Line
+from on_gpu.asked import Line, PieceOptions
 from on_gpu.published import model_of
 
 WIDTHS, CONTEXT = (1, 2, 4, 8, 16, 32, 64), 512
 WAYS = {"eager": False, "compiled": True}
 
 
-def measure(asked: Asked, name: str) -> list[Line]:
+def measure(piece_options: PieceOptions, name: str) -> list[Line]:
     """A line a way and width."""
-    widths, context = ((1,), 16) if asked.quick else (WIDTHS, CONTEXT)
-    model, lines = model_of(name, asked), []
+    widths, context = ((1,), 16) if piece_options.quick else (WIDTHS, CONTEXT)
+    model, lines = model_of(name, piece_options), []
     for way, compiles in WAYS.items():
         reader = beginning(CausalLM(model, context + 2 * max(widths), compiles), context)
-        for new in widths:
-            took = asked.milliseconds(a_pass(reader, new))
-            lines.append(dict(model=name, way=way, tokens=new, milliseconds=round(took, 3)))
+        for num_new in widths:
+            took = piece_options.milliseconds(a_pass(reader, num_new))
+            lines.append(dict(model=name, way=way, tokens=num_new, milliseconds=round(took, 3)))
     return lines
 
 
@@ -29,16 +29,16 @@ def beginning(reader: CausalLM, context: int) -> CausalLM:
     return reader
 
 
-def a_pass(reader: CausalLM, new: int) -> Callable[[], None]:
+def a_pass(reader: CausalLM, num_new: int) -> Callable[[], None]:
     """A pass over new tokens, of which none is kept."""
 
     def run() -> None:
-        read(reader, new)
+        read(reader, num_new)
         reader.commit([[]])
 
     return run
 
 
-def read(reader: CausalLM, new: int) -> None:
+def read(reader: CausalLM, num_new: int) -> None:
     """So many tokens, each of which follows the one before it."""
-    reader.forward([[token % reader.vocabulary for token in range(new)]], [list(range(-1, new - 1))])
+    reader.forward([[token % reader.vocabulary for token in range(num_new)]], [list(range(-1, num_new - 1))])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib import import_module
 
-from on_gpu.asked import Asked, Line
+from on_gpu.asked import Line, PieceOptions
 
 
 @dataclass(frozen=True)
@@ -13,26 +13,26 @@ class Piece:
     name: str
     module: str
     function: str = "measure"
-    given: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     goes_on: bool = False  # whether it keeps what it has done when it is stopped
     again: bool = False  # whether an earlier piece has shown that it runs
 
-    def measure(self, asked: Asked) -> list[Line]:
+    def measure(self, piece_options: PieceOptions) -> list[Line]:
         """Its lines."""
-        return getattr(import_module(f"on_gpu.{self.module}"), self.function)(asked, *self.given)
+        return getattr(import_module(f"on_gpu.{self.module}"), self.function)(piece_options, *self.arguments)
 
 
 PIECES = [
     Piece("tests that need a GPU", "marked_tests"),
-    Piece("passes of 8 B", "passes", given=("8 B",)),
-    Piece("steps of 8 B", "steps", given=("8 B",)),
-    Piece("launches of 8 B", "launches", given=("8 B",)),
+    Piece("passes of 8 B", "passes", arguments=("8 B",)),
+    Piece("steps of 8 B", "steps", arguments=("8 B",)),
+    Piece("launches of 8 B", "launches", arguments=("8 B",)),
     Piece("rules", "rules"),
     Piece("decode the embedded pair", "decoding", "of_the_embedded", goes_on=True),
     Piece("train a larger pair", "trained", goes_on=True),
     Piece("decode the trained pair", "decoding", "of_the_trained", goes_on=True),
-    Piece("passes of 0.6 B", "passes", given=("0.6 B",), again=True),
-    Piece("passes of 1.7 B", "passes", given=("1.7 B",), again=True),
-    Piece("passes of 14 B", "passes", given=("14 B",), again=True),
-    Piece("steps of 14 B", "steps", given=("14 B",), again=True),
+    Piece("passes of 0.6 B", "passes", arguments=("0.6 B",), again=True),
+    Piece("passes of 1.7 B", "passes", arguments=("1.7 B",), again=True),
+    Piece("passes of 14 B", "passes", arguments=("14 B",), again=True),
+    Piece("steps of 14 B", "steps", arguments=("14 B",), again=True),
 ]

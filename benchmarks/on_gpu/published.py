@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from on_gpu.asked import Asked
+from on_gpu.asked import PieceOptions
 
 COMMON = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960)
 SHAPES = {  # of Qwen3, by billions of parameters
@@ -39,9 +39,9 @@ def config_of(name: str, quick: bool) -> Qwen3Config:
 
 
 @cache
-def model_of(name: str, asked: Asked) -> PreTrainedModel:
+def model_of(name: str, piece_options: PieceOptions) -> PreTrainedModel:
     """The model in bfloat16, made on the device."""
     torch.manual_seed(0)
-    with asked.device:
-        model = AutoModelForCausalLM.from_config(config_of(name, asked.quick), dtype=torch.bfloat16)
+    with piece_options.device:
+        model = AutoModelForCausalLM.from_config(config_of(name, piece_options.quick), dtype=torch.bfloat16)
     return model.eval()

@@ -11,25 +11,25 @@ from on_gpu.bounds import bounds
 from on_gpu.pieces import PIECES
 
 
-def write_report(out: Path, settings: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
+def write_report(out: Path, settings: dict[str, Any], records: dict[str, dict[str, Any]]) -> None:
     """Both files."""
-    limits = bounds({name: record["lines"] for name, record in found.items()})
-    days = sorted({record["day"] for record in found.values()})
+    limits = bounds({name: record["lines"] for name, record in records.items()})
+    days = sorted({record["day"] for record in records.values()})
     parts = [
         heading(settings, " to ".join(dict.fromkeys([days[0], days[-1]]))),
-        *(section(piece.name, found.get(piece.name)) for piece in PIECES),
+        *(section(piece.name, records.get(piece.name)) for piece in PIECES),
     ]
     parts += [f"## bounds\n\n{meaning_of_bounds}", table(limits)] if limits else []
     outputs.write(out / "report.md", "\n\n".join([*parts, ""]).encode())
-    whole = dict(settings=settings, pieces=found, bounds=limits)
+    whole = dict(settings=settings, pieces=records, bounds=limits)
     outputs.write(out / "report.json", json.dumps(whole, indent=1).encode())
 
 
 def heading(settings: dict[str, Any], days: str) -> str:
     """Where, when and with what."""
-    machine, made = settings["hardware"], shown(settings["versions"])
+    machine, versions = settings["hardware"], shown(settings["versions"])
     where = machine["gpu"] if settings["device"] != "cpu" else f"{machine['cpu']}, threads: {machine['threads']}"
-    lines = [f"# {where}", f"{days}, commit {settings['commit']}; {made}."]
+    lines = [f"# {where}", f"{days}, commit {settings['commit']}; {versions}."]
     lines += ["Compiled means: both models. Milliseconds are medians."]
     lines += ["**Tiny shapes: this shows that all runs, and says nothing of speed.**"] * settings["quick"]
     return "\n\n".join(lines)
@@ -39,8 +39,8 @@ def section(name: str, record: dict[str, Any] | None) -> str:
     """A piece's table, or why there is none."""
     if record is None:
         return f"## {name}\n\nNot run yet."
-    said = f"{record['status']}{': ' * bool(record['why'])}{record['why']} ({record['seconds']:.0f} seconds)."
-    return "\n\n".join([f"## {name}", said, *([table(record["lines"])] if record["lines"] else [])])
+    status_line = f"{record['status']}{': ' * bool(record['why'])}{record['why']} ({record['seconds']:.0f} seconds)."
+    return "\n\n".join([f"## {name}", status_line, *([table(record["lines"])] if record["lines"] else [])])
 
 
 def table(lines: list[Line]) -> str:
@@ -54,7 +54,7 @@ def table(lines: list[Line]) -> str:
 def shown(value: Any) -> str:
     """A value as people read it."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {shown(own)}" for name, own in value.items())
+        return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
     if isinstance(value, (int, float)):
         return f"{value:,}" if isinstance(value, int) else f"{value:g}"
     return "" if value is None else str(value)

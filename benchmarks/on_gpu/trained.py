@@ -8,7 +8,7 @@ from multidraft_research.training.evaluate import evaluate_pair
 from multidraft_research.training.recipe import Recipe, Shape, train_pair
 
 from multidraft.zoo import Pair, load_pair
-from on_gpu.asked import Asked, Line, Skipped
+from on_gpu.asked import Line, PieceOptions, Skipped
 
 LARGE = Recipe(
     target_steps=2400,
@@ -23,9 +23,9 @@ TINY = replace(TINY, target=Shape(64, 2, 96, 2), draft=Shape(32, 1, 48, 1))
 ROOT = Path(__file__).parents[2]
 
 
-def measure(asked: Asked) -> list[Line]:
+def measure(piece_options: PieceOptions) -> list[Line]:
     """Train, or go on from the last checkpoint; bits per byte on text that was held out."""
-    recipe, text, folder = TINY if asked.quick else LARGE, corpus_of(asked), folder_of(asked)
+    recipe, text, folder = TINY if piece_options.quick else LARGE, corpus_of(piece_options), folder_of(piece_options)
     start = time.perf_counter()
     for role in train_pair(text, folder, recipe):
         print(f"{role}: {folder / role}", flush=True)
@@ -35,29 +35,29 @@ def measure(asked: Asked) -> list[Line]:
     return [dict(parameters=sizes, seconds=round(time.perf_counter() - start, 1)) | scores]
 
 
-def corpus_of(asked: Asked) -> Path:
+def corpus_of(piece_options: PieceOptions) -> Path:
     """The text to learn: this project's own pages with `quick`, which are always here."""
-    if asked.quick:
-        text = asked.out / "pages.txt"
+    if piece_options.quick:
+        text = piece_options.out / "pages.txt"
         text.write_text("\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))))
         return text
-    if asked.corpus is None:
+    if piece_options.corpus is None:
         raise Skipped("there is no corpus; name one with --corpus FILE")
-    return asked.corpus
+    return piece_options.corpus
 
 
-def folder_of(asked: Asked) -> Path:
+def folder_of(piece_options: PieceOptions) -> Path:
     """Where the pair is."""
-    return asked.out / "pair"
+    return piece_options.out / "pair"
 
 
-def load(asked: Asked) -> Pair:
+def load(piece_options: PieceOptions) -> Pair:
     """The pair on the device."""
-    if not (folder_of(asked) / "draft" / "config.json").exists():
+    if not (folder_of(piece_options) / "draft" / "config.json").exists():
         raise Skipped("the pair has not been trained; see the piece that trains it")
-    return on_device(load_pair(folder_of(asked)), asked)
+    return on_device(load_pair(folder_of(piece_options)), piece_options)
 
 
-def on_device(pair: Pair, asked: Asked) -> Pair:
+def on_device(pair: Pair, piece_options: PieceOptions) -> Pair:
     """Both models there."""
-    return pair._replace(target=pair.target.to(asked.device), draft=pair.draft.to(asked.device))
+    return pair._replace(target=pair.target.to(piece_options.device), draft=pair.draft.to(piece_options.device))

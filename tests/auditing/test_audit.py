@@ -197,7 +197,7 @@ def test_surprises_are_zero_on_average(name: str, draft_probability: float) -> N
     drawn, weight = dataclasses.replace(law, draft_probability=1.0).tuples(draft)
     rows, values = draft.expand(len(drawn), *draft.shape), torch.tensor([[1, -0.3, 0.7, 0.1, 3], [0, 2, 5, 0.4, -1]]).T
     on, off = (
-        surprises(law, rows, torch.full((len(drawn), 1), some), drawn, values.double()) for some in (True, False)
+        surprises(law, rows, torch.full((len(drawn), 1), drafts), drawn, values.double()) for drafts in (True, False)
     )
     mean = weight @ (draft_probability * on + (1 - draft_probability) * off)
     assert mean.abs().max() < 1e-14
@@ -211,16 +211,16 @@ def test_rare_tuples_raise_no_alarm(name: str) -> None:
     Bets on numbers that were cut to what the first draws showed were not: some tuple in 200 moves the mean.
     """
     scheme = md.scheme(name, 2)
-    found = [sample(scheme, 12, "near", 500, 1e-6, 0.0, seed).p_values.values() for seed in range(100)]
-    assert min(map(min, found)) > 1e-5
+    p_values = [sample(scheme, 12, "near", 500, 1e-6, 0.0, seed).p_values.values() for seed in range(100)]
+    assert min(map(min, p_values)) > 1e-5
 
 
 @pytest.mark.parametrize(("kind", "tokens_alone"), [("near", 0.0181), ("far", 0.0085)])
 def test_exact_laws_show_smaller_biases_than_five_times_as_many_tokens(kind: str, tokens_alone: float) -> None:
     """With 10,000 tuples of 4,096 tokens; `tokens_alone` is what chi-square on 50,000 emitted tokens reached."""
-    found = sample(md.scheme("iid:lorenz", 2), 4096, kind, 10_000, 1e-6 / 8, 0.0, 0)
-    assert not found.biased
-    assert found.smallest_bias < tokens_alone
+    sampled = sample(md.scheme("iid:lorenz", 2), 4096, kind, 10_000, 1e-6 / 8, 0.0, 0)
+    assert not sampled.biased
+    assert sampled.smallest_bias < tokens_alone
 
 
 # Settings, reports, messages
@@ -351,8 +351,8 @@ def test_command_fails_where_a_verdict_is_not_the_expected_one(monkeypatch) -> N
     arguments = ["--all", "--vocabulary", "64", "--trials", "5000", "--trees", "2"]
     result = audit(*arguments, "--json")
     assert result.exit_code == 1
-    found = {item["name"]: item["as_expected"] for item in json.loads(result.stdout)["audits"]}
-    assert found == {"iid:naive": True, guilty: True, "innocent": False}
+    as_expected = {item["name"]: item["as_expected"] for item in json.loads(result.stdout)["audits"]}
+    assert as_expected == {"iid:naive": True, guilty: True, "innocent": False}
     assert "Not as expected: innocent." in audit(*arguments).output
     monkeypatch.setattr("multidraft_research.audits.corners.ROUNDING", {torch.float64: 1e-20, torch.float32: 1e-20})
     assert audit("iid:lorenz", "--corners", "25").exit_code == 1  # an error that rounding does not excuse

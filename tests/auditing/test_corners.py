@@ -29,9 +29,9 @@ def test_a_thousand_pairs(name: str, pairs: int, monkeypatch: pytest.MonkeyPatch
     name, tensors, _ = name.partition(" as")
     if tensors:
         by_tensors(monkeypatch)
-    found = try_corners(name, pairs, seed=1 if tensors else 0)
-    assert found.pairs >= pairs
-    assert found.worst <= 1, found
+    corners = try_corners(name, pairs, seed=1 if tensors else 0)
+    assert corners.pairs >= pairs
+    assert corners.worst <= 1, corners
 
 
 DIVIDES = "divides by a difference of totals"
@@ -61,9 +61,9 @@ def test_an_anchor_that_the_target_hardly_allows(p: float, top_up: bool, compile
         by_tensors(monkeypatch)
     draft = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     target = torch.tensor([p, 0.5, 1 / 3, 1 / 6], dtype=torch.float64)
-    found = Corners()
-    examine(found, md.scheme("anchored:lorenz", 4, anchors=1, top_up=top_up), target[None], draft[None])
-    assert found.worst <= 1, found
+    corners = Corners()
+    examine(corners, md.scheme("anchored:lorenz", 4, anchors=1, top_up=top_up), target[None], draft[None])
+    assert corners.worst <= 1, corners
 
 
 @pytest.mark.parametrize("drafts", [3, 8, 16, 64])
@@ -79,8 +79,8 @@ def test_many_drafts(drafts: int, kind: str, compiled: bool, monkeypatch) -> Non
     ways = torch.tensor([math.comb(drafts, k) for k in range(drafts + 1)], dtype=torch.float64)
     for target, draft in zip(*adversarial(kind, 20, 2, seed=drafts), strict=True):
         weight = ways * draft[1] ** ones * draft[0] ** (drafts - ones)
-        many = (drafts + 1, 2)
-        outcome = lorenz(target.expand(many), draft.expand(many), drafted, law)
+        shape = (drafts + 1, 2)
+        outcome = lorenz(target.expand(shape), draft.expand(shape), drafted, law)
         assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=1e-12)
         assert torch.allclose(outcome.accept.sum(-1) + outcome.residual.sum(-1), torch.ones(()).double(), atol=1e-12)
 

@@ -39,24 +39,26 @@ RIGHT, WRONG, EVEN = (
 unchecked = pytest.mark.usefixtures("unchecked")  # hints are checked in shorter runs
 
 
-def sloped(one: float, slope: float = 2.0) -> Rates:
+def sloped(first: float, slope: float = 2.0) -> Rates:
     """Acceptance that rises with confidence: chances to miss fall by a power between 1 / slope and slope."""
-    return replace(rates(one), confidence=slope ** np.linspace(-1, 1, CLASSES))
+    return replace(rates(first), confidence=slope ** np.linspace(-1, 1, CLASSES))
 
 
-def growing(found: Rates, price: Costs, nodes: int = 32, depth: int = 16, rate=0.1, kind: Cost = "pass") -> Growing:
-    own = Growing(nodes, depth, kind)
-    own.price(found, price, rate)
-    return own
+def growing(
+    true_rates: Rates, price: Costs, nodes: int = 32, depth: int = 16, rate=0.1, kind: Cost = "pass"
+) -> Growing:
+    policy = Growing(nodes, depth, kind)
+    policy.price(true_rates, price, rate)
+    return policy
 
 
-def auto(made: Profile | None = None, budget: float = 0.0) -> Auto:
-    return Auto(profile() if made is None else made, 1.0, Limits(4, 4), budget)
+def auto(known_profile: Profile | None = None, budget: float = 0.0) -> Auto:
+    return Auto(profile() if known_profile is None else known_profile, 1.0, Limits(4, 4), budget)
 
 
 def tables() -> tuple[TableModel, TableModel]:
-    one, other = (TableModel(random_table(3, 4, seed, 0.7), 3) for seed in (1, 2))
-    return one, other
+    target, draft = (TableModel(random_table(3, 4, seed, 0.7), 3) for seed in (1, 2))
+    return target, draft
 
 
 class LooksAtItself(Growing):
@@ -86,16 +88,16 @@ def whole() -> TreePolicy:
     return Auto(profile(by_rows={1: costs(10.0, 1.5, 0.5)}, true_rates=rates(0.7)), 1.0, Limits(3, 2))
 
 
-def some() -> TreePolicy:
+def some_policy() -> TreePolicy:
     return growing(sloped(0.6), costs(10.0, 0.2, 0.3), nodes=4, depth=2)
 
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(
-    ("name", "made"), [("iid:lorenz", some), ("anchored:lorenz", some), ("anchored:lorenz", whole)]
+    ("name", "make_policy"), [("iid:lorenz", some_policy), ("anchored:lorenz", some_policy), ("anchored:lorenz", whole)]
 )
-def test_trees_that_grow_have_the_target_law(name: str, made: Callable[[], TreePolicy], walk: str) -> None:
-    assert error(name, walk, made()) <= EXACT
+def test_trees_that_grow_have_the_target_law(name: str, make_policy: Callable[[], TreePolicy], walk: str) -> None:
+    assert error(name, walk, make_policy()) <= EXACT
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -152,12 +154,12 @@ COPYING = LookupThenModel([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
 )
 def test_copied_drafts_are_free(draft: Reader, prompt: list[int], level: float, longest: int, asks: bool) -> None:
     policy = growing(rates(0.6), costs(10.0, level, 0.1), kind=kind_of(draft))
-    found = list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), draft, 4, prompts=[prompt]))
-    depths = [max(record.trees[0].depths) for record in found]
-    asked = any(law.known is None for record in found for law in record.trees[0].laws.values())
+    step_records = list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), draft, 4, prompts=[prompt]))
+    depths = [max(record.trees[0].depths) for record in step_records]
+    asked_model = any(law.known is None for record in step_records for law in record.trees[0].laws.values())
     assert depths[0] >= longest
     assert depths[0] > 0 or not longest
-    assert asked == asks
+    assert asked_model == asks
 
 
 @pytest.mark.parametrize(("copying", "others", "drafts"), [(1, 0, True), (1, 3, False), (4, 0, True), (3, 1, True)])
@@ -172,29 +174,29 @@ def test_in_a_batch_rows_that_draft_pay_for_those_that_are_filled_up(copying: in
 
 @unchecked
 def test_a_draft_that_is_never_right_is_given_up_and_probed_with_growing_pauses() -> None:
-    found = list(records(auto(), RIGHT, WRONG, 400))
-    assert num_accepted(found) == 0
-    assert 1 <= num_steps_with_drafts(found[:200]) <= 70
-    assert num_steps_with_drafts(found[200:]) <= 30
+    step_records = list(records(auto(), RIGHT, WRONG, 400))
+    assert num_accepted(step_records) == 0
+    assert 1 <= num_steps_with_drafts(step_records[:200]) <= 70
+    assert num_steps_with_drafts(step_records[200:]) <= 30
 
 
 @unchecked
 def test_a_draft_that_has_become_good_is_used_again_and_deep() -> None:
     """For 100 tokens it is never right, then always."""
     late = constant_model(lambda length: CERTAIN_TOKEN.roll(1) if length < 100 else CERTAIN_TOKEN)
-    found = list(records(auto(), RIGHT, late, 250))
-    assert num_accepted(found) > 200
-    assert max(found[-1].trees[0].depths) == 4
+    step_records = list(records(auto(), RIGHT, late, 250))
+    assert num_accepted(step_records) > 200
+    assert max(step_records[-1].trees[0].depths) == 4
 
 
 @unchecked
-@pytest.mark.parametrize("one", [0.3, 0.9])
-def test_the_first_trees_are_as_large_as_later_ones(one: float) -> None:
+@pytest.mark.parametrize("rate", [0.3, 0.9])
+def test_the_first_trees_are_as_large_as_later_ones(rate: float) -> None:
     """Their price was once that of a run without drafts, which makes fewer tokens a second: too low."""
-    share = torch.tensor([one, 1 - one, 0.0], dtype=torch.float64)
-    made = profile(by_rows={1: costs(10.0, 1.0, 0.5)}, true_rates=rates(one, second=0.0))
-    found = list(records(Auto(made, 1.0), constant_model(lambda _: share), RIGHT, 40))
-    sizes = [len(record.trees[0]) for record in found]
+    share = torch.tensor([rate, 1 - rate, 0.0], dtype=torch.float64)
+    known_profile = profile(by_rows={1: costs(10.0, 1.0, 0.5)}, true_rates=rates(rate, second=0.0))
+    step_records = list(records(Auto(known_profile, 1.0), constant_model(lambda _: share), RIGHT, 40))
+    sizes = [len(record.trees[0]) for record in step_records]
     assert sizes[0] == pytest.approx(sum(sizes[8:]) / 32, rel=0.4)
 
 
@@ -209,8 +211,8 @@ def run_with_a_clock(policy: Auto, monkeypatch: pytest.MonkeyPatch, seed: int) -
 @unchecked
 def test_with_a_plan_a_seed_repeats_a_run_whatever_the_clock_shows(saved: list[str], monkeypatch) -> None:
     """Beside its twin, which measures, and shows that this test would notice."""
-    for made, budget, same in ((profile, 0.0, True), (lambda: Profile({}), 1e6, False)):
-        runs = [run_with_a_clock(auto(made(), budget), monkeypatch, seed) for seed in (0, 1)]
+    for make_profile, budget, same in ((profile, 0.0, True), (lambda: Profile({}), 1e6, False)):
+        runs = [run_with_a_clock(auto(make_profile(), budget), monkeypatch, seed) for seed in (0, 1)]
         assert (runs[0] == runs[1]) == same
 
 
@@ -222,9 +224,9 @@ def test_strange_limits_are_refused() -> None:
 
 @pytest.mark.parametrize(("gain", "drafts"), [(1.01, False), (1.05, True)])
 def test_drafts_must_win_by_a_margin(gain: float, drafts: bool) -> None:
-    one, plain = 0.7, 10.0
-    level = plain * (1 + one) / gain - plain
-    policy = Auto(profile(by_rows={1: costs(plain, level)}, true_rates=rates(one, second=0.0)), 1.0, Limits(1, 1))
+    rate, plain = 0.7, 10.0
+    level = plain * (1 + rate) / gain - plain
+    policy = Auto(profile(by_rows={1: costs(plain, level)}, true_rates=rates(rate, second=0.0)), 1.0, Limits(1, 1))
     policy.begin(1)
     assert policy.skips_draft_model != drafts
 
@@ -236,9 +238,9 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
         policy.begin(rows)
         assert policy.skips_draft_model == (rows == 4)
     policy = Auto(profile(by_rows={1: costs(read=0.5)}), 1.0)
-    for prompt, new in ((100, 1), (1, 100)):
-        policy.expect(1, prompt, new)
-        assert policy.skips_draft_model == (prompt > new)
+    for prompt, new_tokens in ((100, 1), (1, 100)):
+        policy.expect(1, prompt, new_tokens)
+        assert policy.skips_draft_model == (prompt > new_tokens)
 
 
 @unchecked
@@ -248,31 +250,33 @@ def test_what_is_expected_is_what_comes() -> None:
     Some 250 steps of about 2 tokens with a standard deviation below 1 have a standard error below 3 %.
     """
     half = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
-    found = list(records(auto(profile(true_rates=rates(0.5, second=0.0))), constant_model(lambda _: half), RIGHT, 250))
-    expected = sum(record.forecast.tokens for record in found if record.forecast)
-    came = sum(len(emitted.tokens) for record in found for emitted in record.emitted)
-    assert came == pytest.approx(expected, rel=0.1)
+    step_records = list(
+        records(auto(profile(true_rates=rates(0.5, second=0.0))), constant_model(lambda _: half), RIGHT, 250)
+    )
+    expected = sum(record.forecast.tokens for record in step_records if record.forecast)
+    num_tokens = sum(len(emitted.tokens) for record in step_records for emitted in record.emitted)
+    assert num_tokens == pytest.approx(expected, rel=0.1)
 
 
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Profiles are not written, only noted."""
-    found: list[str] = []
-    monkeypatch.setattr(controller, "save", lambda made: found.append(made.as_json()))
+    kept: list[str] = []
+    monkeypatch.setattr(controller, "save", lambda kept_profile: kept.append(kept_profile.as_json()))
     plans.say_once.cache_clear()
-    return found
+    return kept
 
 
 def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(saved: list[str], caplog) -> None:
-    made = Profile({"target": "new"})
-    policy = Auto(made, 1.0, budget=1e6)
+    empty_profile = Profile({"target": "new"})
+    policy = Auto(empty_profile, 1.0, budget=1e6)
     with caplog.at_level(logging.WARNING, "multidraft"):
-        found = list(records(policy, *tables(), 40))
+        step_records = list(records(policy, *tables(), 40))
     policy.finish()
-    assert [record.names[0] for record in found[: 2 * MIN_STEPS]] == [""] * MIN_STEPS + ["1x6"] * MIN_STEPS
-    assert sum(len(runs) for runs in made.samples[1].values()) > 10
-    assert made.acceptance[1.0].nodes > 5
-    assert Profile.from_json(saved[-1]).spent == pytest.approx(made.spent, abs=1e-3)
+    assert [record.names[0] for record in step_records[: 2 * MIN_STEPS]] == [""] * MIN_STEPS + ["1x6"] * MIN_STEPS
+    assert sum(len(runs) for runs in empty_profile.samples[1].values()) > 10
+    assert empty_profile.acceptance[1.0].nodes > 5
+    assert Profile.from_json(saved[-1]).spent == pytest.approx(empty_profile.spent, abs=1e-3)
     assert caplog.text.count("for at most 1e+06 s, once; kept in") == 1
     assert "tune_budget=0" in caplog.text
 
@@ -289,12 +293,12 @@ def test_a_plan_that_cannot_be_kept_is_not_said_to_be(saved: list[str], caplog, 
 
 @pytest.mark.parametrize(("spent", "budget", "rows", "steps"), [(0, 0.0, 1, 6), (0, 1e6, 4, 20), (1, 1.0, 1, 0)])
 def test_only_rows_that_come_are_timed_within_the_budget(saved, spent, budget, rows, steps) -> None:
-    made = profile(spent=1.0) if spent else Profile({})
-    before = made.as_json()
-    list(records(auto(made, budget), *tables(), 20, rows=rows))
-    timed = sum(len(runs) for runs in made.samples[rows].values())
-    assert made.as_json() == before if spent else timed == pytest.approx(steps, abs=steps // 3)
-    assert {*made.samples} == {rows}
+    known_profile = profile(spent=1.0) if spent else Profile({})
+    before = known_profile.as_json()
+    list(records(auto(known_profile, budget), *tables(), 20, rows=rows))
+    timed = sum(len(runs) for runs in known_profile.samples[rows].values())
+    assert known_profile.as_json() == before if spent else timed == pytest.approx(steps, abs=steps // 3)
+    assert {*known_profile.samples} == {rows}
 
 
 @unchecked

@@ -53,9 +53,9 @@ class Ticking(TableModel):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MadeUpClock:
-    made = MadeUpClock()
-    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=made.perf_counter))
-    return made
+    made_up_clock = MadeUpClock()
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=made_up_clock.perf_counter))
+    return made_up_clock
 
 
 @pytest.fixture
@@ -86,14 +86,14 @@ def test_any_number_of_rows_drafts_in_the_end_where_that_pays_and_only_there(
     """It once timed powers of two alone: with three rows nothing was ever drafted, and nothing ever known."""
     profile = Profile({})
     target, draft = Ticking(clock, PLAIN), Ticking(clock, pass_seconds)
-    found = list(records(policy_of(profile), target, draft, STEPS_OF_RUN, row_count))
+    step_records = list(records(policy_of(profile), target, draft, STEPS_OF_RUN, row_count))
     assert profile.known == [row_count]
     assert (
-        num_steps_with_drafts(found[-LAST:]) >= LAST - 1
+        num_steps_with_drafts(step_records[-LAST:]) >= LAST - 1
         if pass_seconds == CHEAP
-        else num_steps_with_drafts(found[-LAST:]) <= PROBE_STEPS
+        else num_steps_with_drafts(step_records[-LAST:]) <= PROBE_STEPS
     )
-    assert num_steps_with_drafts(found) >= MIN_STEPS
+    assert num_steps_with_drafts(step_records) >= MIN_STEPS
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -105,17 +105,17 @@ def test_in_a_batch_whose_number_of_rows_keeps_changing_timing_comes_to_an_end(
     profile, budget, chance, most = Profile({}), 25 * PLAIN, random.Random(0), 4
     target, draft, policy = Ticking(clock, PLAIN), Ticking(clock, pass_seconds), policy_of(profile, budget)
     batches = {rows: records(policy, target, draft, 999, rows) for rows in range(1, most + 1)}
-    found = [next(batches[chance.randint(1, most)]) for _ in range(150)]
+    step_records = [next(batches[chance.randint(1, most)]) for _ in range(150)]
     spent = dict(profile.spent)
-    found += [next(batches[chance.randint(1, most)]) for _ in range(30)]
+    step_records += [next(batches[chance.randint(1, most)]) for _ in range(30)]
     assert profile.known
     assert profile.spent == spent
     for rows in range(1, most + 1):
         assert budget <= profile.spent_near(rows) <= budget + 2 * (PLAIN + DEAR)
     assert (
-        num_steps_with_drafts(found[-30:]) == 30
+        num_steps_with_drafts(step_records[-30:]) == 30
         if pass_seconds == CHEAP
-        else num_steps_with_drafts(found[-30:]) <= 3 * PROBE_STEPS
+        else num_steps_with_drafts(step_records[-30:]) <= 3 * PROBE_STEPS
     )
 
 

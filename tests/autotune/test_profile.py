@@ -25,42 +25,45 @@ REAL = Costs(plain=9.0, first=11.0, node=0.3, level=1.4, read=0.2)
 
 def heard(place: int, accepted: float, nodes: float = 1.0, drafts: int = 1) -> AcceptanceTracker:
     """Nodes of one confidence."""
-    own = AcceptanceTracker()
-    own.add((drafts, place), nodes, [accepted * nodes])
-    own.roots[place] += nodes
-    return own
+    tracker = AcceptanceTracker()
+    tracker.add((drafts, place), nodes, [accepted * nodes])
+    tracker.roots[place] += nodes
+    return tracker
 
 
 def test_rates_come_back_from_what_they_claim() -> None:
     true = replace(rates(0.6, 0.4), confidence=np.linspace(0.5, 2.0, CLASSES))
-    for found, wanted, close in ((seen(true).rates(rounds=8), true, 0.03), (AcceptanceTracker().rates(), DEFAULT, 0)):
-        assert found.table == pytest.approx(wanted.table, abs=close)
-        assert found.shares == pytest.approx(wanted.shares, abs=1e-6)
+    for fitted, expected, close in (
+        (seen(true).rates(rounds=8), true, 0.03),
+        (AcceptanceTracker().rates(), DEFAULT, 0),
+    ):
+        assert fitted.table == pytest.approx(expected.table, abs=close)
+        assert fitted.shares == pytest.approx(expected.shares, abs=1e-6)
 
 
-@pytest.mark.parametrize("one", [0.0, 0.2, 0.9, 1.0])
-def test_one_number_of_drafts_tells_of_the_others(one: float) -> None:
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.9, 1.0])
+def test_one_number_of_drafts_tells_of_the_others(rate: float) -> None:
     """Only single drafts are seen; more are then believed to be as much easier or harder than assumed, never less."""
-    found = heard(2, one, 2000).rates()
-    assert found.average[1] == pytest.approx(one, abs=0.02)
-    assert (found.average[3] > DEFAULT.average[3]) == (one > DEFAULT.average[1])
-    assert (np.diff(found.missing) <= 0).all()
-    assert ((found.table >= 0) & (found.table <= 1)).all()
+    fitted = heard(2, rate, 2000).rates()
+    assert fitted.average[1] == pytest.approx(rate, abs=0.02)
+    assert (fitted.average[3] > DEFAULT.average[3]) == (rate > DEFAULT.average[1])
+    assert (np.diff(fitted.missing) <= 0).all()
+    assert ((fitted.table >= 0) & (fitted.table <= 1)).all()
 
 
 def test_the_average_is_over_confidences_as_often_as_they_come() -> None:
     """It was that of middling confidence, whatever came: too high by a quarter where a draft model is seldom sure."""
-    own = heard(0, 0.3, 900.0)
-    own.add((1, 4), 100.0, [100.0])
-    own.roots[4] += 100
-    assert own.rates(rounds=4).average[1] == pytest.approx(0.37, abs=0.02)
+    tracker = heard(0, 0.3, 900.0)
+    tracker.add((1, 4), 100.0, [100.0])
+    tracker.roots[4] += 100
+    assert tracker.rates(rounds=4).average[1] == pytest.approx(0.37, abs=0.02)
 
 
 def test_a_node_counts_by_its_weight_and_fades() -> None:
     """A node that the walk enters with a tenth says a tenth."""
-    one, other = heard(2, 1.0, 0.1), heard(2, 0.1, 100)
-    one.add((1, 2), 0.9, [0.0])
-    assert one.rates(DEFAULT, 1e-9).by_class[2][1] == pytest.approx(0.1, abs=0.01)
+    tracker, other = heard(2, 1.0, 0.1), heard(2, 0.1, 100)
+    tracker.add((1, 2), 0.9, [0.0])
+    assert tracker.rates(DEFAULT, 1e-9).by_class[2][1] == pytest.approx(0.1, abs=0.01)
     before = other.rates().by_class[2][1]
     other.fade(0.01)
     assert before < other.rates().by_class[2][1] < DEFAULT.by_class[2][1]
@@ -68,13 +71,13 @@ def test_a_node_counts_by_its_weight_and_fades() -> None:
 
 def test_what_a_child_claims_is_counted_for_its_place_among_those_drawn() -> None:
     """The target wants what the draft model says second: the first child claims nothing, and verdicts leave it out."""
-    own, policy = AcceptanceTracker(), StaticTree(Tree.parse("2"))
-    wanted, said = (torch.tensor(law, dtype=torch.float64) for law in ([0.0, 1.0, 0.0], [0.6, 0.3, 0.1]))
+    tracker, policy = AcceptanceTracker(), StaticTree(Tree.parse("2"))
+    target_law, draft_law = (torch.tensor(law, dtype=torch.float64) for law in ([0.0, 1.0, 0.0], [0.6, 0.3, 0.1]))
     for record in records(
-        policy, constant_model(lambda _: wanted), constant_model(lambda _: said), 50, temperature=0.0
+        policy, constant_model(lambda _: target_law), constant_model(lambda _: draft_law), 50, temperature=0.0
     ):
-        own.observe(record)
-    assert own.rates().shares[2, :2] == pytest.approx([0.1, 0.9], abs=0.1)
+        tracker.observe(record)
+    assert tracker.rates().shares[2, :2] == pytest.approx([0.1, 0.9], abs=0.1)
 
 
 def test_expected_tokens_are_sums_over_paths() -> None:
@@ -97,20 +100,23 @@ def work(name: str) -> Work:
 
 @pytest.mark.parametrize(("names", "close"), [(TIMED, 0.01), (("", "1x6"), 0.25)], ids=["all", "the first steps"])
 def test_seconds_of_trees_come_back(names: tuple[str, ...], close: float) -> None:
-    found = fit_costs({name: [timed(REAL, Tree.parse(name) if name else NO_DRAFTS)] * 3 for name in names})
+    fitted = fit_costs({name: [timed(REAL, Tree.parse(name) if name else NO_DRAFTS)] * 3 for name in names})
     for name in (*TIMED, "2x1", "3x1x1x1"):
-        assert found.seconds(work(name)) == pytest.approx(REAL.seconds(work(name)), rel=close)
+        assert fitted.seconds(work(name)) == pytest.approx(REAL.seconds(work(name)), rel=close)
 
 
 def test_an_outlier_is_forgotten_and_nothing_costs_less_than_nothing() -> None:
     plain, drafted = Timed(0, 0, 0, 0, 10.0, 0), [Timed(1, 1, 1, 1.0, spent, 0) for spent in (11.0, 900.0, 11.5)]
     assert fit_costs({"0/0": [plain], "1/1": drafted}).seconds(Work(1, 1, 1)) == pytest.approx(12.0, rel=0.02)
     strange = {(0, 0, 0): (0.0, 5.0), (1, 1, 1): (3.0, 5.0), (3, 3, 3): (2.0, 1.0), (2, 5, 8): (1.0, 0.5)}
-    found = fit_costs({str(done): [Timed(*done, draft, 10.0, rest)] for done, (draft, rest) in strange.items()})
-    assert min(vars(found).values()) >= 0
-    own = fit_costs({"0/0": [Timed(0, 0, 0, 0.1, 10.0, 0.3)], "0/4": [Timed(0, 0, 4, 0.5, 12.0, 0.7)]})
-    assert (own.plain, own.level, own.read) == (pytest.approx(10.4), 0, 0)  # no model was asked: that is our work
-    assert own.seconds(Work(0, 0, 4)) == pytest.approx(13.2, rel=0.01)
+    fitted = fit_costs(
+        {str(done): [Timed(*done, draft, 10.0, rest_seconds)] for done, (draft, rest_seconds) in strange.items()}
+    )
+    assert min(vars(fitted).values()) >= 0
+    plain_costs = fit_costs({"0/0": [Timed(0, 0, 0, 0.1, 10.0, 0.3)], "0/4": [Timed(0, 0, 4, 0.5, 12.0, 0.7)]})
+    assert plain_costs.plain == pytest.approx(10.4)
+    assert plain_costs.level == plain_costs.read == 0  # no model was asked: that is our work
+    assert plain_costs.seconds(Work(0, 0, 4)) == pytest.approx(13.2, rel=0.01)
 
 
 def test_more_rows_are_as_many_tokens_in_one() -> None:
@@ -124,22 +130,22 @@ def test_more_rows_are_as_many_tokens_in_one() -> None:
 def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """They once took turns by numbers with common factors: all that was known of T = 0 came from one prompt."""
     turns, met = count(), set[tuple]()
-    asked = replace(subject(), prompts=[[0] * length for length in (1, 2, 3, 4)])
+    pair = replace(subject(), prompts=[[0] * length for length in (1, 2, 3, 4)])
 
     def steps(subject, tree, temperature, prompts, seed):
         met.add((temperature, len(prompts[0]), tree if isinstance(tree, Tree) else None))
         return ()
 
-    for module, name, made in (
+    for module, name, replacement in (
         (tuning.time, "monotonic", lambda: next(turns)),
-        (tuning, "save", lambda made: None),
+        (tuning, "save", lambda replacement: None),
         (tuning, "TOKENS_SHORTER", 0),
         (tuning, "steps", steps),
     ):
-        monkeypatch.setattr(module, name, made)
-    tuning.measure(asked, profile(), 900, (0.0, 0.7, 1.0))
-    assert len({one[:2] for one in met}) == 3 * 4
-    assert len({one[::2] for one in met}) == 3 * (len(tuning.TREES) + 1)
+        monkeypatch.setattr(module, name, replacement)
+    tuning.measure(pair, profile(), 900, (0.0, 0.7, 1.0))
+    assert len({case[:2] for case in met}) == 3 * 4
+    assert len({case[::2] for case in met}) == 3 * (len(tuning.TREES) + 1)
 
 
 def subject(scheme: str = "anchored:lorenz") -> MeasuredPair:
@@ -158,17 +164,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_kept_is_found_again(own_cache: Path) -> None:
-    made, again = made_up(subject().identity), Profile.from_json(made_up(subject().identity).as_json())
-    assert again.as_json() == made.as_json()
-    assert again.rates(1.0).table == pytest.approx(made.rates(1.0).table)
-    assert again.costs(2) == made.costs(2)
+    kept_profile, again = made_up(subject().identity), Profile.from_json(made_up(subject().identity).as_json())
+    assert again.as_json() == kept_profile.as_json()
+    assert again.rates(1.0).table == pytest.approx(kept_profile.rates(1.0).table)
+    assert again.costs(2) == kept_profile.costs(2)
     assert plans.profile_for(subject()).samples == {}
     plans.LOADED.clear()
-    assert plans.save(made)
-    assert plans.profile_for(subject()).samples == made.samples
+    assert plans.save(kept_profile)
+    assert plans.profile_for(subject()).samples == kept_profile.samples
     assert plans.profile_for(subject("iid:lorenz")).samples == {}
-    plans.adopt(subject("iid:lorenz"), made.as_json())  # of another process
-    assert plans.profile_for(subject("iid:lorenz")).samples == made.samples
+    plans.adopt(subject("iid:lorenz"), kept_profile.as_json())  # of another process
+    assert plans.profile_for(subject("iid:lorenz")).samples == kept_profile.samples
 
 
 @pytest.mark.parametrize(
@@ -185,20 +191,23 @@ def test_a_damaged_profile_is_measured_again_with_a_note(content: bytes, own_cac
 def test_without_a_folder_to_keep_profiles_in_it_goes_on_and_says_so_once(own_cache, monkeypatch, caplog) -> None:
     (own_cache / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / "file"))
-    made = plans.profile_for(subject())
-    assert [plans.save(made), plans.save(made)] == [False, False]
+    new_profile = plans.profile_for(subject())
+    assert [plans.save(new_profile), plans.save(new_profile)] == [False, False]
     assert caplog.text.count("cannot be kept") == 1
 
 
 def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, own = tmp_path / "plan.json", subject()
-    changed, torn = json.loads(made_up(own.identity).as_json()), json.loads(made_up(own.identity).as_json())
+    file, pair = tmp_path / "plan.json", subject()
+    changed, torn = json.loads(made_up(pair.identity).as_json()), json.loads(made_up(pair.identity).as_json())
     changed["spent"]["1"] += 1
     del torn["checksum"], torn["multidraft plan"]
     torn["acceptance"]["0.0"]["weight"] = [1.0, 2.0]
     for text, advice in (
-        (made_up(own.identity | {"cpu": "x"}).as_json(), "is of another cpu; make the right one with `multidraft tune"),
-        (Profile(own.identity).as_json(), "has no costs; make the right one"),
+        (
+            made_up(pair.identity | {"cpu": "x"}).as_json(),
+            "is of another cpu; make the right one with `multidraft tune",
+        ),
+        (Profile(pair.identity).as_json(), "has no costs; make the right one"),
         ("nonsense", "it is no plan"),
         (json.dumps(changed), "checksum is wrong"),
         (
@@ -208,7 +217,7 @@ def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, mon
     ):
         file.write_text(text)
         with pytest.raises(AdviceError, match=advice):
-            plans.profile_for(own, file)
+            plans.profile_for(pair, file)
     monkeypatch.setattr(plans, "MAX_PLAN_BYTES", 5)
     for path, advice in (
         (tmp_path / "none", "cannot read the plan"),
@@ -216,17 +225,19 @@ def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, mon
         (file, "has"),
     ):
         with pytest.raises(AdviceError, match=advice):
-            plans.profile_for(own, path)
+            plans.profile_for(pair, path)
 
 
 def test_what_is_shipped_lends_its_acceptance_to_the_same_drafter(tmp_path: Path, monkeypatch) -> None:
     """Costs are the machine's, and are not lent."""
-    found = [Profile.from_json(entry.read_text()) for entry in plans.shipped()]
-    assert len(found) == 5
-    assert all({*made.acceptance} == {0.0, 0.7, 1.0} and not made.samples for made in found)
+    shipped = [Profile.from_json(entry.read_text()) for entry in plans.shipped()]
+    assert len(shipped) == 5
+    assert all(
+        {*shipped_profile.acceptance} == {0.0, 0.7, 1.0} and not shipped_profile.samples for shipped_profile in shipped
+    )
     monkeypatch.setattr(plans, "shipped", lambda: [tmp_path / "one.json"])
     (tmp_path / "one.json").write_text(made_up(subject().identity | {"cpu": "another"}).as_json())
-    new = FRESH(subject().identity)
-    assert new.samples == {}
-    assert new.rates(1.0).average[1] == pytest.approx(0.7, abs=0.01)
+    fresh_profile = FRESH(subject().identity)
+    assert fresh_profile.samples == {}
+    assert fresh_profile.rates(1.0).average[1] == pytest.approx(0.7, abs=0.01)
     assert FRESH(subject().identity | {"scheme": "another"}).acceptance == {}

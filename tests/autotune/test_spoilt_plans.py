@@ -23,14 +23,14 @@ def no_hints(unchecked: None) -> None:
 
 def content() -> dict[str, Any]:
     """What a plan says, but for its checksum; of one number of rows, and at one temperature."""
-    found = json.loads(made_up(IDENTITY).as_json())
-    found["acceptance"] = {"1.0": found["acceptance"]["1.0"]}
-    return {name: found[name] for name in ("identity", "samples", "acceptance", "spent")}
+    fields = json.loads(made_up(IDENTITY).as_json())
+    fields["acceptance"] = {"1.0": fields["acceptance"]["1.0"]}
+    return {name: fields[name] for name in ("identity", "samples", "acceptance", "spent")}
 
 
-def sealed(said: Any) -> str:
+def sealed(value: Any) -> str:
     """With a checksum."""
-    return json.dumps({"multidraft plan": plans.FORMAT_VERSION, "checksum": plans.checksum(said)} | said)
+    return json.dumps({"multidraft plan": plans.FORMAT_VERSION, "checksum": plans.checksum(value)} | value)
 
 
 def use(text: str | bytes) -> None:

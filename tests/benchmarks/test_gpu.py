@@ -7,7 +7,7 @@ from pathlib import Path
 import gpu
 import pytest
 from on_gpu import report, trained
-from on_gpu.asked import Asked
+from on_gpu.asked import PieceOptions
 from on_gpu.pieces import Piece
 
 from multidraft.io.journal import Journal
@@ -52,12 +52,12 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, run: list[str]) -> None:
     assert "commit 0123abc" in text
     assert "| 1.5 |  |" in text
     statuses = dict(first="done", steady="done", broken="failed", last="done")
-    assert {name: own["status"] for name, own in data["pieces"].items()} == statuses
+    assert {name: piece["status"] for name, piece in data["pieces"].items()} == statuses
     go(tmp_path / "late", seconds=0.0)
     assert run[7:] == []  # no piece begins when the time is over
 
 
 def test_a_pair_is_trained_and_scored(tmp_path: Path) -> None:
-    [line] = trained.measure(Asked("cpu", True, tmp_path, None))
+    [line] = trained.measure(PieceOptions("cpu", True, tmp_path, None))
     assert line["target_bits_per_byte"] > 0
-    assert trained.load(Asked("cpu", True, tmp_path, None)).draft.num_parameters() == line["parameters"]["draft"]
+    assert trained.load(PieceOptions("cpu", True, tmp_path, None)).draft.num_parameters() == line["parameters"]["draft"]

@@ -24,7 +24,7 @@ FEW = ["--requests", "1", "--new-tokens", "8", "--clients", "2", "--tree", "2x1"
 
 
 @pytest.fixture
-def own(monkeypatch, unchecked) -> None:
+def made_up_runs(monkeypatch, unchecked) -> None:
     """Two contestants, both a pair of tables."""
 
     @contextmanager
@@ -37,18 +37,18 @@ def own(monkeypatch, unchecked) -> None:
     monkeypatch.setattr(serve, "contestants", lambda options: WHO)
 
 
-def test_all_servers_take_their_turn_at_all_loads(own, capsys):
+def test_all_servers_take_their_turn_at_all_loads(made_up_runs, capsys):
     serve.main([*FEW, "--rate", "4", "--target", "toy"])
-    found = json.loads(capsys.readouterr().out)["runs"]
+    runs = json.loads(capsys.readouterr().out)["runs"]
     loads = [("closed", 2, 2), ("open", 4.0, 4)]
-    tried = [(run["load"], run["size"], run["requests"], run["server"]) for run in found]
+    tried = [(run["load"], run["size"], run["requests"], run["server"]) for run in runs]
     assert tried == [(*load, who.name) for load in loads for who in WHO]
-    for run in found:
+    for run in runs:
         assert run["failed"] == 0
         assert run["tokens"] <= run["requests"] * 8
         assert run["first_token_p50"] <= run["first_token_p99"]
-    assert all(run["tokens"] == run["requests"] * 8 for run in found if run["server"] == "counting")
-    Console(width=140).print(serve.table(found, 2))
+    assert all(run["tokens"] == run["requests"] * 8 for run in runs if run["server"] == "counting")
+    Console(width=140).print(serve.table(runs, 2))
     assert "one an event" in capsys.readouterr().out
     serve.main([*FEW, "--rate", "--target", "other"])  # whom nobody serves: what fails is counted as such
     run = json.loads(capsys.readouterr().out)["runs"][0]

@@ -17,26 +17,26 @@ def measured(tmp_path, monkeypatch) -> Path:
         {"id": f"{task}/{n}", "task": task, "prompt": f"{task} {n}"} for task in ("qa", "translation") for n in (1, 2)
     ]
     prompts.write_text("\n".join(map(json.dumps, lines)))
-    asked: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
 
     def of(who: str):
         def decode(prompt: str, temperature: float, seed: int) -> dict:
-            if len(asked) == 5:
-                asked.append(("stop", ""))
+            if len(calls) == 5:
+                calls.append(("stop", ""))
                 raise KeyboardInterrupt
-            asked.append((who, prompt))
+            calls.append((who, prompt))
             pace = PACE[who] / (1 + (who == "ours" and "translation" in prompt))
             return dict(tokens=10, seconds=pace, passes=4, acceptance=0.5, optimum=0.75)
 
         return decode
 
     monkeypatch.setattr(spec_bench, "contestants", lambda *_: (str, {who: of(who) for who in PACE}))
-    monkeypatch.setattr(spec_bench, "timed", lambda decode, *given: decode(*given) | dict(processor=1.0))
+    monkeypatch.setattr(spec_bench, "timed", lambda decode, *arguments: decode(*arguments) | dict(processor=1.0))
     command = [str(out), "--prompts", str(prompts), "--each", "2", "--temperature", "0"]
     with pytest.raises(SystemExit, match="the same command continues"):
         spec_bench.main(command)
     spec_bench.main(command)
-    done = [run for run in asked if run[1] not in ("Say hello.", "")]
+    done = [run for run in calls if run[1] not in ("Say hello.", "")]
     assert len(done) == len(set(done)) == 2 * len(lines)  # nothing twice, but for the warm-up
     return out
 

@@ -116,9 +116,11 @@ MANY = [["--stop", "x" * 100_000], [word for number in range(3000) for word in (
 def commands() -> dict[str, Any]:
     """All of them, by name; those of a group with its name before theirs."""
     group: Any = typer.main.get_command(app)
-    found = {name: group.get_command(None, name) for name in group.list_commands(None)}
-    return {name: one for name, one in found.items() if not hasattr(one, "commands")} | {
-        f"{name} {own}": one for name in found for own, one in getattr(found[name], "commands", {}).items()
+    groups = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    return {name: command for name, command in groups.items() if not hasattr(command, "commands")} | {
+        f"{name} {subcommand}": command
+        for name in groups
+        for subcommand, command in getattr(groups[name], "commands", {}).items()
     }
 
 
@@ -141,10 +143,10 @@ def bad_values(command: str, name: str, kind: Any, tried: set[Any]) -> list[str]
         values, key = TEXT.get(name, []), id(TEXT.get(name))
     else:
         values, key = {int: WHOLE, float: REAL}.get(kind, ["magic", "", "x"]), kind
-    few = [value for value in values if value in ("-1", "@none", "magic")] or values[:1]
-    found = few if key in tried else values
+    few_values = [value for value in values if value in ("-1", "@none", "magic")] or values[:1]
+    chosen_values = few_values if key in tried else values
     tried.add(key)
-    return found
+    return chosen_values
 
 
 def calls_of(name: str, tried: set[Any]) -> Iterator[Call]:
@@ -157,19 +159,19 @@ def calls_of(name: str, tried: set[Any]) -> Iterator[Call]:
         if parameter.name == "help":
             continue
         option, kind = max(parameter.opts, key=len), kind_of(hints[parameter.name])
-        values, rest = bad_values(name, parameter.name, kind, tried), without(base, option)
+        values, other_options = bad_values(name, parameter.name, kind, tried), without(base, option)
         if not option.startswith("--"):
             yield from ([*names, value] for value in values)
         elif kind is bool:
             yield from [[*names, *base, f"{option}=1"]] if first else []
         else:
-            yield from [[*names, *rest, option]] if first else []
-            yield from ([*names, *rest, f"{option}={value}"] for value in values)
+            yield from [[*names, *other_options, option]] if first else []
+            yield from ([*names, *other_options, f"{option}={value}"] for value in values)
         if option == "--prompts":
             files = PROMPTS if first else ["nameless"]
             yield from ([*names, *without(base, "--prompt"), option, f"@{file}.jsonl"] for file in files)
     together = map(shlex.split, GIVEN[name][1].split(";"))
-    yield from ([*names, *base, *more] for more in (*together, *(MANY if first else ())))
+    yield from ([*names, *base, *words] for words in (*together, *(MANY if first else ())))
 
 
 def without(call: Call, option: str) -> Call:
@@ -194,7 +196,7 @@ def traces() -> dict[str, bytes]:
     lists |= {"skipped": [first, generation, step | {"step": 1}], "strange": [first, {"record": "dream"}]}
     lists |= {"rowless": [first, generation, {"record": "step"}], "wrong-pieces": [first | {"pieces": {"x": 1}}]}
     lists |= {"wrong-kinds": [first, generation, step | {"row": "0"}]}
-    return {name: lines(*own) for name, own in lists.items()}
+    return {name: lines(*records) for name, records in lists.items()}
 
 
 def shards() -> dict[str, bytes]:
@@ -206,8 +208,10 @@ def shards() -> dict[str, bytes]:
     pairs |= {"nothing": (logits - torch.inf, logits), "vocabulary": (logits[:, :4], logits[:, :4])}
     parts = {name: dict(zip(("target", "draft"), pair, strict=True)) for name, pair in pairs.items()}
     parts |= {"one": {"target": logits}, "outside": {"target": logits[:, :1], "draft": logits[:, :1]} | kept}
-    made = {name: save(ids | {role: part.clone() for role, part in own.items()}) for name, own in parts.items()}
-    return made | {"text": b"once upon a time", "empty": b"", "torn": made["one"][:-3]}
+    files = {
+        name: save(ids | {role: part.clone() for role, part in tensors.items()}) for name, tensors in parts.items()
+    }
+    return files | {"text": b"once upon a time", "empty": b"", "torn": files["one"][:-3]}
 
 
 def captures() -> dict[str, tuple[bytes, bytes]]:
@@ -219,10 +223,10 @@ def captures() -> dict[str, tuple[bytes, bytes]]:
     wrong |= {"no-vocabulary": [first | {"vocabulary": "5"}], "no-prompts": [first | {"prompts": 0}]}
     wrong |= {"unfinished": [first], "no-number": [first, signed | {"positions": "2"}], "changed": [first, signed]}
     wrong |= {"elsewhere": [first, signed | {"file": "../0"}], "no-shard": [first, signed | {"file": "9"}]}
-    made = {name: (lines(*records), b"") for name, records in wrong.items()} | {"garbage-manifest": (b"\xff\n", b"")}
+    files = {name: (lines(*records), b"") for name, records in wrong.items()} | {"garbage-manifest": (b"\xff\n", b"")}
     for name, shard in shards().items():
-        made[name] = lines(first, line | {"sha256": sha256(shard).hexdigest()}), shard
-    return made
+        files[name] = lines(first, line | {"sha256": sha256(shard).hexdigest()}), shard
+    return files
 
 
 ALIKE = {f"study {name}" for name in (*LISTED, "all")} - {"study acceptance"}  # made by one function, as it is
@@ -279,7 +283,7 @@ def test_a_malformed_call_ends_with_one_line_that_says_what_to_do(call, folder):
     result = CliRunner().invoke(app, [part.replace("@", f"{folder}/") for part in call])
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = [one for one in result.stderr.splitlines() if not one.startswith("loading ")]  # as `serve` says first
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith("loading ")]  # as `serve` says first
     assert line.startswith("multidraft: ")
     assert len(line) < 1000
     assert contents(folder) == before

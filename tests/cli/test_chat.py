@@ -30,10 +30,10 @@ def heard(monkeypatch) -> list[list[int]]:
     return stop_at(monkeypatch, call=3, tokens=3)
 
 
-def chat(pair: Path, *arguments: object, said: str = ""):
+def chat(pair: Path, *arguments: object, stdin: str = ""):
     """The result of `multidraft generate --chat`, with lines typed in."""
     names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6, "--tree", "4x2x2x1"]
-    return run("generate", *names, "--chat", *arguments, input=said)
+    return run("generate", *names, "--chat", *arguments, input=stdin)
 
 
 def answers(shown: str) -> list[str]:
@@ -43,12 +43,12 @@ def answers(shown: str) -> list[str]:
 
 def test_a_conversation_has_a_history(pair, heard):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    result = chat(pair, "--max-new-tokens", 4, said="the\n\na\nin\nof\n/reset\na storm\n/exit\nnever\n")
+    result = chat(pair, "--max-new-tokens", 4, stdin="the\n\na\nin\nof\n/reset\na storm\n/exit\nnever\n")
     assert result.exit_code == 0, result.output
-    said, texts = ["the", "a", "in", "of"], answers(result.stdout)
+    messages, texts = ["the", "a", "in", "of"], answers(result.stdout)
     assert len(texts) == len(heard) == 5
     history = ""
-    for line, answer, tokens in zip(said, texts, heard, strict=False):
+    for line, answer, tokens in zip(messages, texts, heard, strict=False):
         history += f"<user>{line}\n<assistant>"
         assert tokenizer.decode(tokens) == history
         history += answer + "\n"
@@ -64,7 +64,7 @@ def test_an_answer_is_that_of_the_same_prompt_and_seed(pair, tmp_path):
     generator = torch.Generator().manual_seed(4 * 1_000_003)
     tokens, info = md.generate(*models, [prompt], tree="4x2x2x1", max_new_tokens=6, generator=[generator])
     text = tokenizer.decode(tokens[0], skip_special_tokens=True)
-    result = chat(pair, "--seed", 4, "--trace", tmp_path / "trace.jsonl", said="the\n")
+    result = chat(pair, "--seed", 4, "--trace", tmp_path / "trace.jsonl", stdin="the\n")
     assert answers(result.stdout) == [text]
     assert run("replay", tmp_path / "trace.jsonl", "--check").exit_code == 0
     assert f"[6 tokens, {info.block_efficiency:.2f} a pass, " in result.stdout
@@ -87,7 +87,7 @@ def test_control_c_at_the_prompt_begins_another_line(pair, monkeypatch):
 
 def test_what_cannot_be_answered_is_forgotten_and_the_session_goes_on(pair, heard):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    result = chat(pair, said="/fly\n" + "storm " * 99 + "\nforbidden\nthe\n")
+    result = chat(pair, stdin="/fly\n" + "storm " * 99 + "\nforbidden\nthe\n")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("/reset forgets the conversation") == 2
     assert "the models' context is 96" in result.stdout

@@ -90,10 +90,10 @@ def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
     assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 
 
-def texts(pair: Path, prompts: Path, *more: object) -> list[str]:
+def texts(pair: Path, prompts: Path, *options: object) -> list[str]:
     """What the tiny pair continues the prompts by."""
     common = ("--max-new-tokens", 8, "--tree", "2x1")
-    return [record["text"] for record in printed(*ours(pair), "--prompts", prompts, *common, *more)["records"]]
+    return [record["text"] for record in printed(*ours(pair), "--prompts", prompts, *common, *options)["records"]]
 
 
 def test_penalties_truncation_stop_strings_batches_and_seeds(pair, prompts):
@@ -189,8 +189,8 @@ def test_schemes():
 
 def test_what_tuning_finds_is_shown_drawn_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("multidraft.cli.tune.QUICK_STEPS", 2)
-    asked = ["--quick", "--budget", 0, "--temperature", 1, "--prompt", "It was"]
-    shown = run("tune", *asked, "--out", tmp_path / "plan", "--plot", tmp_path / "costs.svg").stdout
+    options = ["--quick", "--budget", 0, "--temperature", 1, "--prompt", "It was"]
+    shown = run("tune", *options, "--out", tmp_path / "plan", "--plot", tmp_path / "costs.svg").stdout
     for words in ("milliseconds", "each drafted node", "acceptance at T", "8 drafts", "tokens a second"):
         assert words in shown
     assert (tmp_path / "costs.svg").read_text().startswith("<?xml")
@@ -248,13 +248,13 @@ def test_the_interval_is_that_of_prompts():
 def test_a_hint_where_drafting_does_not_pay():
     """Not where nothing was measured beside it, or where it is as fast."""
     plain = Info(tokens=30, row_passes=30, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 15.0})
-    counts = dict(row_passes=10, drafts=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
+    counts = dict(row_passes=10, draft_steps=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
     slow, fast = (
         Info(tokens=10, target_passes=10, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
         for seconds in (20.0, 5.0)
     )
-    said = hint(slow, plain, "44") or ""
-    assert "no drafts are best here: --draft none (tree 44 runs at 0.25 times plain decoding, 0% of first" in said
+    advice = hint(slow, plain, "44") or ""
+    assert "no drafts are best here: --draft none (tree 44 runs at 0.25 times plain decoding, 0% of first" in advice
     assert hint(slow, Info(), "44") is hint(fast, plain, "44") is None
 
 
@@ -272,9 +272,9 @@ def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too():
     draft = LlamaForCausalLM(LlamaConfig(**ROTARY | {"vocab_size": len(ids) + 1}, **NO_IDS, target_ids=ids)).eval()
     wide = widened(draft, VOCABULARY)
     tokens = torch.tensor([[0, 1, 2, 60]])
-    own = draft(input_ids=torch.tensor([[0, len(ids), 1, 30]])).logits
+    logits = draft(input_ids=torch.tensor([[0, len(ids), 1, 30]])).logits
     theirs = wide(input_ids=tokens).logits
-    assert torch.equal(theirs[..., ids], own[..., : len(ids)])
+    assert torch.equal(theirs[..., ids], logits[..., : len(ids)])
     assert theirs[..., 1::2].isneginf().all()
     assert draft.config.vocab_size == len(ids) + 1
     settings = dict(max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(tokens), pad_token_id=0)
@@ -289,8 +289,8 @@ class Head(TableModel):
     hidden_layers = (1,)
 
 
-@pytest.mark.parametrize(("target", "found"), [("smollm2", {LOOKUP, ASSISTED}), ("another", {LOOKUP})])
-def test_transformers_drafts_for_smollm2_with_its_small_model_in_place_of_a_head(target, found, monkeypatch):
+@pytest.mark.parametrize(("target", "names"), [("smollm2", {LOOKUP, ASSISTED}), ("another", {LOOKUP})])
+def test_transformers_drafts_for_smollm2_with_its_small_model_in_place_of_a_head(target, names, monkeypatch):
     monkeypatch.setattr("multidraft.cli.report.small_draft", lambda: tiny_model("qwen2"))
     pair = Models(tiny_model("llama"), Head(random_table(5, 1, 1), 5), None)
-    assert baselines(pair, {"stop": None}, target).keys() == found
+    assert baselines(pair, {"stop": None}, target).keys() == names

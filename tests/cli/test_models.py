@@ -90,12 +90,12 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
         if event.end:
             over.set()
 
-    made = in_thread(Serving(tree="2x1", threads=count).service).result()
+    made_service = in_thread(Serving(tree="2x1", threads=count).service).result()
     try:
-        made.engine.start()
-        made.engine.submit([Request([1, 2], 5, on_update=hear)])
+        made_service.engine.start()
+        made_service.engine.submit([Request([1, 2], 5, on_update=hear)])
         assert over.wait(60)
     finally:
-        made.engine.close()
+        made_service.engine.close()
         torch.set_num_threads(before)
     assert seen == {count}

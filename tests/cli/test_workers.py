@@ -43,13 +43,13 @@ def small(monkeypatch) -> list[int]:
     """Shards of two prompts, decoded in this process; returns those that are."""
     done: list[int] = []
 
-    def here(executor, work, left):
+    def in_process(executor, work, left):
         for shard in left:
             done.append(shard)
             yield work(shard)
 
     monkeypatch.setattr(decode, "MIN_SHARD_PROMPTS", 2)
-    monkeypatch.setattr(executors.Processes, "__call__", here)
+    monkeypatch.setattr(executors.Processes, "__call__", in_process)
     return done
 
 
@@ -81,9 +81,9 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
             vars(getattr(work, "args", [work])[0]).pop("models", None)
             yield from plainly(executor, work, [job])
 
-    def fresh(wanted):
-        measured.append(wanted)
-        return made_up(wanted)
+    def fresh(profile):
+        measured.append(profile)
+        return made_up(profile)
 
     monkeypatch.setattr(executors.Processes, "__call__", forgetful)
     monkeypatch.setattr(plans, "load_kept", lambda file, identity: None)

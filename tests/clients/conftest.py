@@ -23,15 +23,15 @@ NAME = "embedded"
 @pytest.fixture(scope="session")
 def url(tmp_path_factory) -> Iterator[str]:
     """The server's address."""
-    if given := os.environ.get("MULTIDRAFT_URL"):
-        yield given
+    if url_given := os.environ.get("MULTIDRAFT_URL"):
+        yield url_given
         return
     target = ending_at_a_full_stop(tmp_path_factory.mktemp("pair") / "target")
     command = [os.environ.get("MULTIDRAFT", ROOT / ".venv" / "bin" / "multidraft"), "serve", "--port", "0"]
     command += ["--name", NAME, "--target", target, "--draft", ZOO / "draft", "--tree", "2x1x1x1"]
     with subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
-        yield next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        yield next(address[0] for line in process.stderr if (address := re.search(r"http://[\d.:]+", line)))
         process.terminate()
 
 
@@ -51,9 +51,11 @@ def run(tmp_path, url):
 
     def call(program: str, *arguments: str, **environment: str) -> str:
         home = {"HOME": str(tmp_path), "LLM_USER_PATH": str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
-        own = {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"} | home | environment
+        variables = {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"} | home | environment
         command = [str(Path(sys.executable).parent / program), *map(str, arguments)]
-        done = subprocess.run(command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 

@@ -27,8 +27,8 @@ metric_list: [{metric: exact_match}]
 def test_llm(run, url, tmp_path):
     models = [{"model_id": "ours", "model_name": NAME, "api_base": f"{url}/v1"}]
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))
-    for more in ([], ["--no-stream"]):
-        assert run("llm", "-m", "ours", "The old house", "-o", "max_tokens", "12", *more).strip()
+    for options in ([], ["--no-stream"]):
+        assert run("llm", "-m", "ours", "The old house", "-o", "max_tokens", "12", *options).strip()
 
 
 def greedy(url: str, text: str) -> str:
@@ -45,8 +45,8 @@ def tasks(tmp_path, url) -> str:
     documents = [{"text": text, "choices": [greedy(url, text), " zzz qqq"]} for text in texts]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    for name, kind, rest in (("choose", "multiple_choice", CHOICES), ("go_on", "generate_until", GENERATE)):
-        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, kind=kind, rest=rest, file=data))
+    for name, kind, settings in (("choose", "multiple_choice", CHOICES), ("go_on", "generate_until", GENERATE)):
+        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, kind=kind, rest=settings, file=data))
     return str(tmp_path)
 
 
@@ -70,17 +70,20 @@ def test_lm_eval_on_chats(run, url, tasks, tmp_path):
 
 def test_llm_comply(run, url):
     """All but images, which the model cannot see, and tool calls, which are refused."""
-    asked = "basic-response system-prompt multi-turn streaming-response streaming-usage error-handling".split()
-    names = ",".join(f"chat-{name}" for name in asked)
+    checks = "basic-response system-prompt multi-turn streaming-response streaming-usage error-handling".split()
+    names = ",".join(f"chat-{name}" for name in checks)
     options = ["--base-url", f"{url}/v1", "--model", NAME, "--api-key", "none", "--format", "openai-chat"]
     report = json.loads(run("llm-comply", *options, "--filter", names, "--json"))
     assert [test for test in report["results"] if test["status"] != "passed"] == []
-    assert len(report["results"]) == len(asked)
+    assert len(report["results"]) == len(checks)
 
 
 def test_guidellm(run, url, tmp_path):
-    report, own = tmp_path / "report.json", ["--tokenizer", f"kind=huggingface_auto,model={ZOO / 'target'}"]
-    run("guidellm", "run", "--backend", f"kind=openai_http,target={url},model={NAME}", *own,
+    report, tokenizer_options = (
+        tmp_path / "report.json",
+        ["--tokenizer", f"kind=huggingface_auto,model={ZOO / 'target'}"],
+    )
+    run("guidellm", "run", "--backend", f"kind=openai_http,target={url},model={NAME}", *tokenizer_options,
         "--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=6",
         "--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=12", "--disable-progress",
         "--output", f"kind=json,path={report}")  # fmt: skip

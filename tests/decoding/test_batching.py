@@ -66,9 +66,13 @@ def generator(seed: int) -> torch.Generator:
 
 
 def begin(
-    models: Models, prompts: list[list[int]], config: DecodeConfig, seeds: list[int], own: list[Sampling] | None = None
+    models: Models,
+    prompts: list[list[int]],
+    config: DecodeConfig,
+    seeds: list[int],
+    samplings: list[Sampling] | None = None,
 ) -> State:
-    random, settings = [generator(seed) for seed in seeds], own or [Sampling()] * len(prompts)
+    random, settings = [generator(seed) for seed in seeds], samplings or [Sampling()] * len(prompts)
     target, draft = models()
     return start(prompts, target, draft, config, settings, LONGEST, random, whole=answers_prompts(target))
 
@@ -171,14 +175,14 @@ SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.
 def test_rows_with_settings_of_their_own_get_the_tokens_that_they_get_alone(models, scheme, walk, settings):
     config = config_of(models, scheme, walk)
     expected = [alone(models, config, row, **changes) for row, (changes, _) in enumerate(settings)]
-    assert serve(models, config, [own for _, own in settings]) == expected
+    assert serve(models, config, [sampling for _, sampling in settings]) == expected
 
 
 @pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
 @pytest.mark.parametrize("models", [tables, tiny])
 def test_the_comparison_catches_rows_that_swap_settings(models, settings):
     config = config_of(models, "iid:lorenz", "deferred")
-    swapped = [own for _, own in (*settings[1:], settings[0])]
+    swapped = [sampling for _, sampling in (*settings[1:], settings[0])]
     tokens = serve(models, config, swapped)
     assert all(tokens[row] != alone(models, config, row, **settings[row][0]) for row in range(3))  # the longest
 
@@ -193,11 +197,11 @@ def test_rows_with_settings_of_their_own_get_their_log_probabilities():
         row.num_logprobs = 1
     _, record = step(state, config)
     table = random_table(SIZE, 3, 1)
-    for row, new in enumerate(record.emitted):
-        own, sequence = state.rows[row].sampling, PROMPTS[row]
-        for token, entry in zip(new.tokens, new.logprobs, strict=True):
-            prefix = torch.tensor(sequence) if own.looks_back else None
-            (law,), _ = target_distributions(table(tuple(sequence)).log()[None], [own], [prefix])
+    for row, emitted in enumerate(record.emitted):
+        sampling, sequence = state.rows[row].sampling, PROMPTS[row]
+        for token, entry in zip(emitted.tokens, emitted.logprobs, strict=True):
+            prefix = torch.tensor(sequence) if sampling.looks_back else None
+            (law,), _ = target_distributions(table(tuple(sequence)).log()[None], [sampling], [prefix])
             assert entry.logprob == pytest.approx(float(law[token].log()))
             sequence = [*sequence, token]
 
@@ -241,10 +245,10 @@ class Server:
     def run(self, count: int) -> dict[int, list[int]]:
         """Go on until every row has `count` tokens; rows leave when they do."""
         while self.rows:
-            new, record = step(self.state, self.config)
-            self.state = new
-            for row, each in zip(self.rows, record.emitted, strict=True):
-                self.done[row] += each.tokens
+            next_state, record = step(self.state, self.config)
+            self.state = next_state
+            for row, emitted in zip(self.rows, record.emitted, strict=True):
+                self.done[row] += emitted.tokens
             going = [i for i, row in enumerate(self.rows) if len(self.done[row]) < count]
             if len(going) < len(self.rows):
                 self.state, self.rows = gather(self.state, going), [self.rows[i] for i in going]

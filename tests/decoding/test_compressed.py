@@ -41,14 +41,14 @@ def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list
     drafted, _ = scheme.law.tuples(draft.stack_distributions([law], scheme.drafts)[0])
     dense = np.zeros((*law.probabilities.shape[:-1], SIZE))
     dense[..., law.ids] = law.probabilities
-    whole, found = draft.stack_distributions([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
+    whole, emissions = draft.stack_distributions([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
     for places in drafted.tolist():
         tree = node(scheme, law, places)
         (verdict,) = verify.batched_outcomes(scheme, [tree], {0: (0, weight)}, {0: target}).values()
         tokens = torch.tensor([tree.tuples[0]])
         outcome = scheme.verify(weight * target[None], whole, tokens)
-        found.append((emitted(tree, verdict), outcome.law()[0]))
-    return found
+        emissions.append((emitted(tree, verdict), outcome.law()[0]))
+    return emissions
 
 
 def emitted(tree: TokenTree, verdict: Verdict) -> Tensor:
@@ -89,9 +89,9 @@ def sharing(laws: list[NodeLaw], drafts: int, padding: int = 0, right=draft.stac
     return dense / dense.sum(-1, keepdim=True)
 
 
-def sharing_one(places: np.ndarray, law: np.ndarray, *rest: float, right=verify.left_by_one) -> np.ndarray:
+def sharing_one(places: np.ndarray, law: np.ndarray, *arguments: float, right=verify.left_by_one) -> np.ndarray:
     """The mutant for a single draft."""
-    return right(places, np.append(0.7 * law, 0.3), *rest)
+    return right(places, np.append(0.7 * law, 0.3), *arguments)
 
 
 LOOKING = [name for name in NAMES if not name.endswith(":naive") and not name.startswith("top:")]  # at the draft law

@@ -55,13 +55,13 @@ def surely(q: Numbers, tokens: list[int], place: int) -> Numbers:
 
 def anchors_of(q: Numbers, count: int) -> list[int]:
     """The likeliest tokens, while each has at least its equal share of what is left for the drafts that are left."""
-    found: list[int] = []
+    anchors: list[int] = []
     for token in likeliest(q, count) if count > 1 else []:
-        left = sum(mass for other, mass in enumerate(q) if other not in found)
-        if q[token] * (count - len(found)) < left * (1 - 1e-9):
+        left = sum(mass for other, mass in enumerate(q) if other not in anchors)
+        if q[token] * (count - len(anchors)) < left * (1 - 1e-9):
             break
-        found.append(token)
-    return found
+        anchors.append(token)
+    return anchors
 
 
 def next_in_anchored(q: Numbers, drafted: list[int], count: int) -> Numbers:
@@ -102,18 +102,18 @@ NEXT: dict[str, Callable[[Any, list[int], int], Numbers]] = {
 
 def every_tuple(law: str, q: Any, count: int) -> Tuples:
     """All tuples of a law with their probabilities."""
-    width, found = 3 * count - 1 if law == "anchored" else count, {(): 1.0}
+    width, tuples = 3 * count - 1 if law == "anchored" else count, {(): 1.0}
     for _ in range(width):
         longer: Tuples = {}
-        for drafted, probability in found.items():
+        for drafted, probability in tuples.items():
             following = NEXT[law](q, list(drafted), count)
             if sum(following) == 0:
                 longer[*drafted, -1] = probability
             for token, mass in enumerate(following):
                 if mass > 0:
                     longer[*drafted, token] = probability * mass
-        found = longer
-    return found
+        tuples = longer
+    return tuples
 
 
 def emitted(scheme: Scheme, tuples: Tuples, target: Numbers, q: Any) -> Numbers:
@@ -122,7 +122,7 @@ def emitted(scheme: Scheme, tuples: Tuples, target: Numbers, q: Any) -> Numbers:
     rows = len(drafted)
     p, draft = torch.tensor(target, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
     outcome = scheme.outcome(p.expand(rows, -1), draft.expand(rows, *draft.shape), drafted)
-    accepted, rest = outcome.accept.tolist(), outcome.residual.tolist()
+    accepted, residual = outcome.accept.tolist(), outcome.residual.tolist()
     total = [0.0] * len(target)
     for row, (tokens, probability) in enumerate(tuples.items()):
         for token, share in zip(tokens, accepted[row], strict=True):
@@ -130,15 +130,15 @@ def emitted(scheme: Scheme, tuples: Tuples, target: Numbers, q: Any) -> Numbers:
                 total[token] += probability * share
             else:
                 assert share == 0
-        for token, share in enumerate(rest[row]):
+        for token, share in enumerate(residual[row]):
             total[token] += probability * share
     return total
 
 
 def error_of(scheme: Scheme, law: str, target: Numbers, q: Any) -> float:
     """How far it is from the target."""
-    found = emitted(scheme, every_tuple(law, q, scheme.drafts), target, q)
-    return max(abs(mine - wanted) for mine, wanted in zip(found, target, strict=True))
+    emissions = emitted(scheme, every_tuple(law, q, scheme.drafts), target, q)
+    return max(abs(mine - probability) for mine, probability in zip(emissions, target, strict=True))
 
 
 CORNERS: list[tuple[Numbers, Numbers]] = [
@@ -160,13 +160,13 @@ def random_pairs(seed: int, pairs: int, sizes: tuple[int, ...]) -> Iterator[tupl
     """From flat to peaked, every third with zeros."""
     chance = np.random.default_rng(seed)
     for number in range(pairs):
-        size, both = sizes[number % len(sizes)], []
+        size, pair = sizes[number % len(sizes)], []
         for _ in range(2):
             law = chance.dirichlet(np.full(size, (0.2, 1.0, 5.0)[number % 3]))
             if number % 3 == 2:
                 law[chance.integers(size)] = 0.0
-            both.append((law / law.sum()).tolist())
-        yield both[0], both[1]
+            pair.append((law / law.sum()).tolist())
+        yield pair[0], pair[1]
 
 
 def cases(scheme: dict[str, Any]) -> list[tuple[int, Numbers, Any]]:
@@ -174,11 +174,11 @@ def cases(scheme: dict[str, Any]) -> list[tuple[int, Numbers, Any]]:
     law, small = scheme["law"], scheme["small"]
     counts = (2,) if law == "spechub" else (1, 2) if small else (1, 2, 3)
     pairs = [*CORNERS, *random_pairs(1, 6 if small else 60, (2, 3) if small else (2, 3, 4, 5))]
-    found = list[tuple[int, Numbers, Any]]()
+    all_cases = list[tuple[int, Numbers, Any]]()
     for count, (target, q), total in itertools.product(counts, pairs, (1.0, 0.4)):
         several = [without([mass**power for mass in q], []) for power in (1, 0.5, 2)[:count]]
-        found.append((count, [total * mass for mass in target], several if law == "distinct" else q))
-    return found
+        all_cases.append((count, [total * mass for mass in target], several if law == "distinct" else q))
+    return all_cases
 
 
 SCHEMES = [scheme for scheme in md.schemes() if scheme["exact"]]
@@ -188,9 +188,9 @@ SCHEMES = [scheme for scheme in md.schemes() if scheme["exact"]]
 def test_every_exact_scheme_emits_the_target(scheme: dict[str, Any]) -> None:
     """By sums that a reader can check, over tuples whose probabilities are computed from the law's definition."""
     for count, target, q in cases(scheme):
-        own = md.scheme(scheme["name"], drafts=count)
-        if sum(target) > 0.9 or own.entry.sub_probability:
-            assert error_of(own, scheme["law"], target, q) < EXACT, (count, target, q)
+        scheme_of_count = md.scheme(scheme["name"], drafts=count)
+        if sum(target) > 0.9 or scheme_of_count.entry.sub_probability:
+            assert error_of(scheme_of_count, scheme["law"], target, q) < EXACT, (count, target, q)
 
 
 @pytest.mark.parametrize("law", ["without_replacement", "top", "greedy"])
@@ -208,10 +208,10 @@ def test_the_tuples_are_those_that_the_library_draws(law: str) -> None:
         for _, q in [*CORNERS, *random_pairs(3, 12, (2, 3, 4))]:
             drafting: Any = [q] * count if law == "distinct" else q
             tuples = every_tuple(law, drafting, count)
-            own = md.scheme(f"{law}:naive", drafts=count)
+            scheme = md.scheme(f"{law}:naive", drafts=count)
             draft = torch.tensor(drafting, dtype=torch.float64)
-            found = own.probability(draft.expand(len(tuples), *draft.shape), torch.tensor(list(tuples)))
-            assert found.tolist() == pytest.approx(list(tuples.values()), abs=EXACT)
+            probabilities = scheme.probability(draft.expand(len(tuples), *draft.shape), torch.tensor(list(tuples)))
+            assert probabilities.tolist() == pytest.approx(list(tuples.values()), abs=EXACT)
             assert sum(tuples.values()) == pytest.approx(1, abs=EXACT)
 
 
@@ -237,26 +237,26 @@ def conditionals(target: Any, sequences: list[list[int]], temperature: float) ->
 
 def joint_law(target: Any, prompt: list[int], temperature: float) -> Scored:
     """The probabilities of the first tokens."""
-    found: Scored = {(): 1.0}
+    joint: Scored = {(): 1.0}
     for _ in range(TOKENS):
-        laws = conditionals(target, [[*prompt, *tokens] for tokens in found], temperature)
-        found = {
+        laws = conditionals(target, [[*prompt, *tokens] for tokens in joint], temperature)
+        joint = {
             (*tokens, token): before * share
-            for (tokens, before), law in zip(found.items(), laws.tolist(), strict=True)
+            for (tokens, before), law in zip(joint.items(), laws.tolist(), strict=True)
             for token, share in enumerate(law)
             if share > 0
         }
-    return found
+    return joint
 
 
 def chi_square(counts: Counter[tuple[int, ...]], law: Scored, draws: int) -> tuple[float, int]:
     """The statistic of the sequences that are frequent, and of all others together, and its degrees of freedom."""
     often = {tokens: draws * share for tokens, share in law.items() if draws * share >= RARE}
-    rest, others = draws - sum(often.values()), draws - sum(counts[tokens] for tokens in often)
-    total = sum((counts[tokens] - wanted) ** 2 / wanted for tokens, wanted in often.items())
-    if rest >= RARE:
-        total += (others - rest) ** 2 / rest
-    return total, len(often) - (rest < RARE)
+    rare_draws, others = draws - sum(often.values()), draws - sum(counts[tokens] for tokens in often)
+    total = sum((counts[tokens] - expected) ** 2 / expected for tokens, expected in often.items())
+    if rare_draws >= RARE:
+        total += (others - rare_draws) ** 2 / rare_draws
+    return total, len(often) - (rare_draws < RARE)
 
 
 def odds(
@@ -268,14 +268,16 @@ def odds(
     settings |= dict(temperature=temperature, top_k=LIKELIEST, draft_top_k=VOCABULARY)
     settings |= dict(max_new_tokens=TOKENS, eos_token_id=[], measure=0)
     for _ in range(batches):
-        new, info = md.generate(target, draft, rows, tree=policy(), generator=generator, **settings)
+        new_tokens, info = md.generate(target, draft, rows, tree=policy(), generator=generator, **settings)
         accepted += info.accepted
-        for row, tokens in enumerate(new):
+        for row, tokens in enumerate(new_tokens):
             counts[row // EACH][tuple(tokens.tolist())] += 1
     assert accepted > batches
     draws = batches * EACH
     laws = [joint_law(target, prompt, temperature) for prompt in PROMPTS]
-    statistics, freedom = zip(*(chi_square(*both, draws) for both in zip(counts, laws, strict=True)), strict=True)
+    statistics, freedom = zip(
+        *(chi_square(*counts_and_law, draws) for counts_and_law in zip(counts, laws, strict=True)), strict=True
+    )
     assert sum(freedom) > 8
     return float(chi2.sf(sum(statistics), sum(freedom)))
 
@@ -368,8 +370,10 @@ def odds_of(name: str, temperature: float, **settings: Any) -> float:
 @pytest.mark.parametrize("name", [*RUNS])
 def test_the_first_tokens_of_runs_are_the_targets(name: str, temperature: float) -> None:
     """Rows of three prompts side by side; a lossless decoder fails once in a million seeds, and this one is fixed."""
-    found = odds_of(name, temperature)
-    assert found > FALSE_ALARM, f"chi-square p = {found:.1e}; a lossless decoder gets below {FALSE_ALARM} once in 1e6"
+    p_value = odds_of(name, temperature)
+    assert p_value > FALSE_ALARM, (
+        f"chi-square p = {p_value:.1e}; a lossless decoder gets below {FALSE_ALARM} once in 1e6"
+    )
 
 
 @pytest.mark.parametrize("name", [HEADS[0], *TARGETS[:1], "resized", "resting"])

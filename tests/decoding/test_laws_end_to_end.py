@@ -145,8 +145,8 @@ def law_after_a_whole_prompt() -> float:
     state = first_state(TableModel(target, 3), TableModel(draft, 3), [0, 2, 1], plan, whole=True)
     law = law_of_steps(state, plan, 2)
     assert len({tokens[0] for tokens in law}) == 3
-    expected = target_law(lambda new: target((0, 2, 1, *new)), 2)
-    return largest_difference(first_tokens(law, lambda new: target((0, 2, 1, *new)), 2), expected)
+    expected = target_law(lambda new_tokens: target((0, 2, 1, *new_tokens)), 2)
+    return largest_difference(first_tokens(law, lambda new_tokens: target((0, 2, 1, *new_tokens)), 2), expected)
 
 
 def test_the_first_token_comes_from_the_pass_over_the_prompt():
@@ -158,8 +158,8 @@ def test_what_was_said_of_another_token_is_caught(monkeypatch):
     forward = TableModel.forward
 
     def earlier(self, tokens, parents, scored="all"):
-        said = forward(self, tokens, parents, scored if scored == "none" else "all")
-        return said[:, -2:-1] if scored == "last" and said.shape[1] > 1 else said
+        logits = forward(self, tokens, parents, scored if scored == "none" else "all")
+        return logits[:, -2:-1] if scored == "last" and logits.shape[1] > 1 else logits
 
     monkeypatch.setattr(TableModel, "forward", earlier)
     assert law_after_a_whole_prompt() > BIASED
@@ -215,8 +215,8 @@ def odds(name: str, tree: str, walk: str, rows: int, tokens: int) -> float:
     plan = plan_of(name, tree, walk)
     settings = dict(scheme=plan.scheme, tree=tree, walk=walk, max_new_tokens=tokens, generator=generator, measure=False)
     counts = torch.zeros(SIZE, SIZE, SIZE, dtype=torch.float64)
-    for prompt, new in zip(prompts, md.generate(*models, prompts, **settings)[0], strict=True):
-        sequence = torch.cat([torch.tensor(prompt[-2:]), new])
+    for prompt, new_tokens in zip(prompts, md.generate(*models, prompts, **settings)[0], strict=True):
+        sequence = torch.cat([torch.tensor(prompt[-2:]), new_tokens])
         for a, b, c in zip(sequence, sequence[1:], sequence[2:], strict=False):
             counts[a, b, c] += 1
     law = torch.stack([target(pair) for pair in itertools.product(range(SIZE), repeat=2)]).view(SIZE, SIZE, SIZE)

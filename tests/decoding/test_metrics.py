@@ -102,12 +102,12 @@ def test_without_measuring_all_but_the_optimum_is_the_same():
 
 def test_sums_of_reports():
     """Different trees: the shorter lists are filled up."""
-    both = counted("3x2x1", temperature=0) + counted("1", draft=lambda prefix: successor(1)[prefix[-1]])
-    assert (both.lengths, both.ranks) == ([0, 6, 4, 0], [6, 8, 0])
-    assert both.accepted_at_depth == [10, 4, 0]
-    assert both.row_passes == both.measured == 10
+    total = counted("3x2x1", temperature=0) + counted("1", draft=lambda prefix: successor(1)[prefix[-1]])
+    assert (total.lengths, total.ranks) == ([0, 6, 4, 0], [6, 8, 0])
+    assert total.accepted_at_depth == [10, 4, 0]
+    assert total.row_passes == total.measured == 10
     assert math.isnan(Info().optimal_acceptance_rate)
-    assert json.loads(json.dumps(both.as_dict())) == both.as_dict()
+    assert json.loads(json.dumps(total.as_dict())) == total.as_dict()
 
 
 def expectation(forest: Forest, depth: int, branches: list[Branch]) -> list[list[float]]:
@@ -127,20 +127,20 @@ def counts(forest: Forest, depth: int, branches: list[Branch]) -> list[list[floa
     for branch in branches:
         info = Info()
         info.add(record_of(forest.scored, branch))
-        for own, numbers in zip(sums, (info.accepted_at_depth, info.ranks), strict=True):
+        for sums_of_row, numbers in zip(sums, (info.accepted_at_depth, info.ranks), strict=True):
             for index, number in enumerate(numbers):
-                own[index] += number * branch.probability
+                sums_of_row[index] += number * branch.probability
     return sums
 
 
 def record_of(scored: Scored, branch: Branch) -> StepRecord:
     """A step that went like this."""
-    one = Scored([scored.rows[branch.tree]], [scored.trees[branch.tree]], None)
+    scored_row = Scored([scored.rows[branch.tree]], [scored.trees[branch.tree]], None)
     kinds = ["accepted"] * len(branch.walk_result.path) + [
         "bonus" if branch.walk_result.residual is None else "corrected"
     ]
     emitted = Emitted(list(branch.emitted), kinds)
-    return StepRecord(one, [""], [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})
+    return StepRecord(scored_row, [""], [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})
 
 
 CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:recursive_rejection", "2x2")]
@@ -153,9 +153,9 @@ def test_rates_have_the_exact_expectation(name, tree, walk, monkeypatch):
     target, draft = (TableModel(random_table(2, 3, seed), 2) for seed in (1, 2))
     config, depth = DecodeConfig(md.scheme(name), StaticTree(Tree.parse(tree)), walk), Tree.parse(tree).depth
     forest, branches = all_branches(first_state(target, draft, [0], config), config)
-    expected, found = expectation(forest, depth, branches), counts(forest, depth, branches)
-    assert found[0] == pytest.approx(expected[0], abs=1e-12)
-    assert found[1] == pytest.approx(expected[1], abs=1e-12)
+    expected, counted_rates = expectation(forest, depth, branches), counts(forest, depth, branches)
+    assert counted_rates[0] == pytest.approx(expected[0], abs=1e-12)
+    assert counted_rates[1] == pytest.approx(expected[1], abs=1e-12)
     assert sum(expected[1]) == pytest.approx(sum(expected[0]), abs=1e-12)
     if name.startswith("iid"):
         monkeypatch.setattr(TokenTree, "rank", lambda self, node: (node - 1) % 2 if tree == "2x2" else 0)

@@ -162,12 +162,12 @@ class FirstRowDrafts(Growing):
 @pytest.mark.usefixtures("unchecked")
 def test_a_row_gets_the_token_that_it_gets_beside_rows_with_drafts() -> None:
     def tokens(policy: TreePolicy) -> list[list[int]]:
-        found = []
+        tokens_of_steps = []
         for seed in range(5):
             models = (TableModel(random_table(50, 1, s), 50) for s in (seed, seed + 100))
             config, random = DecodeConfig(md.scheme("anchored:lorenz"), policy), torch.Generator().manual_seed(seed)
             state = start([[1], [2], [3]], *models, config, [Sampling()] * 3, 9, random)
-            found.append([new.tokens for new in step(state, config)[1].emitted][1:])
-        return found
+            tokens_of_steps.append([emitted.tokens for emitted in step(state, config)[1].emitted][1:])
+        return tokens_of_steps
 
     assert tokens(StaticTree(NO_DRAFTS)) == tokens(FirstRowDrafts(2, 3))

@@ -51,10 +51,10 @@ def test_rows_that_join_in_another_order_than_their_caches_are_caught(monkeypatc
 
 @pytest.mark.parametrize("name", [name for name, entry in SCHEMES.items() if not entry.small])
 def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> None:
-    asked: set[str] = set()
+    called: set[str] = set()
     functions = {**loops.PAIRS, "draws": anchored.draw_rows, "likeliest": drafting.likeliest}
     for name_of_loop, loop in functions.items():
-        heard = lambda *arguments, name=name_of_loop, loop=loop: asked.add(name) or loop(*arguments)  # noqa: E731
+        heard = lambda *arguments, name=name_of_loop, loop=loop: called.add(name) or loop(*arguments)  # noqa: E731
         functions[name_of_loop] = heard
     monkeypatch.setattr(anchored, "draw_rows", functions.pop("draws"))
     monkeypatch.setattr(drafting, "likeliest", functions.pop("likeliest"))
@@ -62,13 +62,13 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     scheme = md.scheme(name, 2)
     use_once.cache_clear()
     warm_up(DecodeConfig(scheme, StaticTree(Tree.parse("2"))), torch.device("cpu"))
-    warmed, generator = asked.copy(), torch.Generator().manual_seed(0)
-    asked.clear()
+    warmed, generator = called.copy(), torch.Generator().manual_seed(0)
+    called.clear()
     models = [TableModel(random_table(5, 2, seed), 5) for seed in range(3)]
     draft = SideBySide(models[1:]) if scheme.law.per_draft_distributions else models[1]
     config = DecodeConfig(scheme, StaticTree(Tree.parse("2x2")))
     state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
     for _ in range(20):
         state, _ = step(state, config)
-    assert asked
-    assert asked <= warmed
+    assert called
+    assert called <= warmed

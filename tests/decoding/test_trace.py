@@ -91,8 +91,8 @@ def test_drafts_come_with_their_probabilities_and_numbers():
             prefix[node["node"]] = (*prefix.get(node["above"], text), node["token"])
             if "drafted" in node:
                 for name, table in ("target", target), ("draft", draft):
-                    found = table(prefix[node["node"]])[node["drafted"]]
-                    assert node[name] == pytest.approx(found.tolist(), abs=1e-12)
+                    probabilities = table(prefix[node["node"]])[node["drafted"]]
+                    assert node[name] == pytest.approx(probabilities.tolist(), abs=1e-12)
                 cumulative = draft(prefix[node["node"]]).cumsum(0)
                 numbers = torch.tensor([number for line in node["numbers"] for number in line], dtype=torch.float64)
                 assert torch.searchsorted(cumulative, numbers, right=True).tolist() == node["drafted"]
@@ -241,8 +241,8 @@ def test_wrong_files_meet_with_advice(file, tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\xff\n")
     for name in ("text", "other", "empty", "bytes", "none"):
-        for more in ((), ("--check",), ("--json",)):
-            result = invoke("replay", tmp_path / f"{name}.jsonl", *more)
+        for options in ((), ("--check",), ("--json",)):
+            result = invoke("replay", tmp_path / f"{name}.jsonl", *options)
             assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
     result = invoke("replay", file[0], "--row", 9)
     assert (result.exit_code, "no such step" in result.stderr) == (2, True)

@@ -56,9 +56,9 @@ def tables_of(tokens: list[list[int]], parents: tuple[int, ...]) -> list[Tensor]
     return [candidates, places, *links]
 
 
-def emitted(asked: Asked, chances: list[float], scheme: Scheme, walk: str | Walker) -> Law:
+def emitted(queries: Asked, chances: list[float], scheme: Scheme, walk: str | Walker) -> Law:
     """The law of the accepted tokens and the one more, summed over every answer to every coin."""
-    tables, target, draft = asked
+    tables, target, draft = queries
     trees = read_trees(tables, target)
     law: Law = {}
     scripts: list[list[tuple[bool, ...]]] = [[()] for _ in trees]
@@ -76,9 +76,9 @@ def emitted(asked: Asked, chances: list[float], scheme: Scheme, walk: str | Walk
 
 def off(name: str, tree: str, walk: str | Walker = "deferred", drawn_as: str | None = None) -> float:
     """The largest error of a probability of the first tokens."""
-    asked, chances = drawn(tree, md.scheme(drawn_as or name))
+    queries, chances = drawn(tree, md.scheme(drawn_as or name))
     depth = Tree.parse(tree).depth
-    ours = first_tokens(emitted(asked, chances, md.scheme(name), walk), TARGET, depth)
+    ours = first_tokens(emitted(queries, chances, md.scheme(name), walk), TARGET, depth)
     return largest_difference(ours, target_law(TARGET, depth))
 
 
@@ -101,15 +101,15 @@ def test_biased_ones_are_seen() -> None:
 
 
 def test_a_number_serves_several_coins() -> None:
-    many = 20_000
-    flips = [Coins([(i + 0.5) / many]) for i in range(many)]
+    num_trials = 20_000
+    flips = [Coins([(i + 0.5) / num_trials]) for i in range(num_trials)]
     counts: dict[tuple[bool, ...], int] = {}
     for coin in flips:
         answers = (coin(0.3), coin(0.6), coin(0.5))
         counts[answers] = counts.get(answers, 0) + 1
     for (first, second, _), count in counts.items():
         right = (0.3 if first else 0.7) * (0.6 if second else 0.4) * 0.5
-        assert abs(count / many - right) < 2 / many
+        assert abs(count / num_trials - right) < 2 / num_trials
 
 
 def run(rows: int, change: Callable[[Tensor], Tensor] = lambda draft: draft, device: str = "cpu") -> tuple[Tensor, ...]:
@@ -120,8 +120,8 @@ def run(rows: int, change: Callable[[Tensor], Tensor] = lambda draft: draft, dev
     target, draft = (law(()).expand(rows, 4, -1) for law in (TARGET, DRAFT))
     uniform, final = (torch.rand(shape, generator=generator) for shape in ((rows, 4), (rows,)))
     numbers = dict(uniform_samples=uniform.to(device), uniform_samples_for_final_sampling=final.to(device))
-    asked = [part.to(device) for part in (*tables, target, change(draft))]
-    return (*md.verify_tree(*asked, num_speculative_tokens=4, **numbers), tables[1])
+    arguments = [part.to(device) for part in (*tables, target, change(draft))]
+    return (*md.verify_tree(*arguments, num_speculative_tokens=4, **numbers), tables[1])
 
 
 def test_what_it_returns() -> None:
@@ -166,9 +166,9 @@ def test_bad_input_is_refused_with_advice() -> None:
         "use iid:lorenz": ([*tables, target, draft], {"scheme": "anchored:lorenz"}),
         "needs draft_probs": ([*tables, target], {"scheme": "iid:lorenz"}),
     }
-    for advice, (asked, settings) in wrong.items():
+    for advice, (arguments, settings) in wrong.items():
         with pytest.raises(md.AdviceError, match=advice):
-            unwrap(md.verify_tree)(*asked, generator=torch.Generator().manual_seed(0), **settings)
+            unwrap(md.verify_tree)(*arguments, generator=torch.Generator().manual_seed(0), **settings)
 
 
 TABLES = ("candidates", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
@@ -203,17 +203,22 @@ WRONG += [("walk", "", wrong) for wrong in ("x", 3, None, lambda *_: None)]
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "kind", "wrong"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
 def test_every_wrong_argument_ends_in_a_line_that_names_it(name: str, kind: str, wrong: object) -> None:
-    given = {**RIGHT, **({"uniform_samples": None} if name == "generator" else {}), name: wrong}
+    arguments = {**RIGHT, **({"uniform_samples": None} if name == "generator" else {}), name: wrong}
     with pytest.raises(md.AdviceError) as caught:
-        md.verify_tree(**given)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert name.partition("_")[0] in said or "the tables" in said or "as an int64" in said or "iid:lorenz" in said
+        md.verify_tree(**arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert (
+        name.partition("_")[0] in message
+        or "the tables" in message
+        or "as an int64" in message
+        or "iid:lorenz" in message
+    )
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    "more",
+    "settings",
     [
         {},
         {"uniform_samples": torch.tensor([[0.5]])},
@@ -223,8 +228,8 @@ def test_every_wrong_argument_ends_in_a_line_that_names_it(name: str, kind: str,
         {name: RIGHT[name].int() for name in TABLES},
     ],
 )
-def test_right_twins_pass(more: dict) -> None:
-    predicts, accept_index, counts = md.verify_tree(**{**RIGHT, **more})
+def test_right_twins_pass(settings: dict) -> None:
+    predicts, accept_index, counts = md.verify_tree(**{**RIGHT, **settings})
     assert (len(predicts), len(accept_index), len(counts)) == (2, 1, 1)
 
 

@@ -197,8 +197,8 @@ def test_arguments_of_custom_generate(name):
 
 
 def test_an_assistant_model_does_not_arrive_and_that_is_said():
-    given = dict(custom_generate=md.generate, assistant_model=tiny_model("qwen2"), max_new_tokens=2)
-    line = refused(lambda: tiny_model("llama").generate(torch.tensor(PROMPTS), **given))
+    settings = dict(custom_generate=md.generate, assistant_model=tiny_model("qwen2"), max_new_tokens=2)
+    line = refused(lambda: tiny_model("llama").generate(torch.tensor(PROMPTS), **settings))
     assert "draft_model" in line
 
 
@@ -273,10 +273,10 @@ def test_empty_batches_have_empty_rates(name):
 @pytest.mark.parametrize("drafts", [1, 2])
 def test_more_anchors_than_drafts_are_all_of_them(drafts):
     target, draft = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.3, 0.5]).double()
-    many, all_of_them = (md.scheme("anchored:lorenz", drafts, anchors=count) for count in (20, drafts))
-    assert many.draw(draft.expand(2, -1)).equal(all_of_them.draw(draft.expand(2, -1)))
+    twenty_anchors, all_of_them = (md.scheme("anchored:lorenz", drafts, anchors=count) for count in (20, drafts))
+    assert twenty_anchors.draw(draft.expand(2, -1)).equal(all_of_them.draw(draft.expand(2, -1)))
     for rate in ("acceptance_rate", "optimal_acceptance_rate"):
-        assert getattr(many, rate)(target, draft) == getattr(all_of_them, rate)(target, draft)
+        assert getattr(twenty_anchors, rate)(target, draft) == getattr(all_of_them, rate)(target, draft)
 
 
 def test_missing_weights_are_named_and_tied_ones_are_none():

@@ -66,10 +66,10 @@ def table(seed: int, row: int | None = None, length: int = 0, spoil=None) -> Tab
 
 def run(target: TableModel, draft: TableModel, prompts: list[list[int]], seeds: list[int], way: str, **settings):
     """New tokens of all rows, and the fault."""
-    given = WAYS[way] | dict(generator=[torch.Generator().manual_seed(seed) for seed in seeds]) | settings
-    pair = (target, None if given.pop("plain", False) else draft)
+    keywords = WAYS[way] | dict(generator=[torch.Generator().manual_seed(seed) for seed in seeds]) | settings
+    pair = (target, None if keywords.pop("plain", False) else draft)
     try:
-        rows, _ = md.generate(*pair, prompts, max_new_tokens=NEW, **given)
+        rows, _ = md.generate(*pair, prompts, max_new_tokens=NEW, **keywords)
     except RowFault as fault:
         return [row.tolist() for row in fault.tokens], fault
     return [row.tolist() for row in rows], None

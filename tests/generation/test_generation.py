@@ -102,13 +102,13 @@ def test_context_limit(tree):
 
 def test_stream_gets_exactly_the_returned_tokens():
     pieces: dict[int, list[Emitted]] = {0: [], 1: [], 2: []}
-    rows, info = run(stream=lambda row, new: pieces[row].append(new))
+    rows, info = run(stream=lambda row, emitted: pieces[row].append(emitted))
     kinds = []
-    for row, new in pieces.items():
-        assert [token for piece in new for token in piece.tokens] == rows[row]
-        assert all(len(piece.kinds) == len(piece.tokens) > 0 for piece in new)
-        assert all(set(piece.kinds[:-1]) <= {"accepted"} for piece in new)
-        kinds += [kind for piece in new for kind in piece.kinds]
+    for row, emitted in pieces.items():
+        assert [token for piece in emitted for token in piece.tokens] == rows[row]
+        assert all(len(piece.kinds) == len(piece.tokens) > 0 for piece in emitted)
+        assert all(set(piece.kinds[:-1]) <= {"accepted"} for piece in emitted)
+        kinds += [kind for piece in emitted for kind in piece.kinds]
     assert set(kinds) == {"accepted", "corrected", "bonus"}
     assert kinds.count("accepted") <= info.accepted
     assert sum(map(len, pieces.values())) == info.row_passes

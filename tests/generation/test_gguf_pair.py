@@ -47,7 +47,7 @@ def test_the_tokenizer_is_that_of_the_folder():
         assert list(ours(text)["input_ids"]) == tokens
         for end in range(len(tokens) + 1):
             assert ours.decode(tokens[:end]) == theirs.decode(tokens[:end])
-            plain, same = (each.decode(tokens[:end], skip_special_tokens=True) for each in (ours, theirs))
+            plain, same = (tokenizer.decode(tokens[:end], skip_special_tokens=True) for tokenizer in (ours, theirs))
             assert plain == same
     assert ours.get_vocab() == theirs.get_vocab()
     assert (len(ours), ours.bos_token_id, ours.eos_token_id) == (len(theirs), theirs.bos_token_id, theirs.eos_token_id)
@@ -79,19 +79,19 @@ def law_of_two(model: md.GGUF, prompt: list[int], temperature: float) -> tuple[t
 def distance(temperature: float, scheme: str) -> float:
     """How far the first two tokens of samples are from their laws, in total variation."""
     target, draft, prompt = md.GGUF(tiny_file("llama")), md.GGUF(tiny_file("llama", num_hidden_layers=1)), [3, 1, 4]
-    found = [Counter[int](), Counter[int]()]
+    counters = [Counter[int](), Counter[int]()]
     for seed in range(SAMPLES // ROWS):
         settings = dict(temperature=temperature, scheme=scheme, tree="2x1", measure=False, max_new_tokens=2)
         rows, _ = md.generate(
             target, draft, [prompt] * ROWS, generator=torch.Generator().manual_seed(seed), eos_token_id=[], **settings
         )
         for row in rows:
-            for place, counts in enumerate(found):
+            for place, counts in enumerate(counters):
                 counts[int(row[place])] += 1
     laws = law_of_two(target, prompt, 0.15)
     return max(
         sum(abs(counts[token] / SAMPLES - float(share)) for token, share in enumerate(law)) / 2
-        for counts, law in zip(found, laws, strict=True)
+        for counts, law in zip(counters, laws, strict=True)
     )
 
 
@@ -166,7 +166,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
         return str(caught.value)
 
     assert "cannot read the model" in refused(path)
-    for content, said in (
+    for content, message in (
         (b"", "is no GGUF file"),
         (b"<html>not found</html>", "is no GGUF file"),
         (whole[:700], "is cut short or damaged"),
@@ -177,7 +177,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
         (whole.replace(b"llama", b"llamb"), "unknown model architecture: 'llamb'"),
     ):
         path.write_bytes(content)
-        assert said in refused(path)
+        assert message in refused(path)
     monkeypatch.setattr(file, "available", lambda device: 1000)
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))
     monkeypatch.undo()
@@ -195,5 +195,5 @@ def test_settings_and_misuse_get_advice(tmp_path):
     with pytest.raises(AdviceError, match="has no tokenizer"):
         LlamaTokenizer(md.GGUF(tiny_file("llama")).weights)
     for call in (["acceptance"], ["generate", "--prompt", "a", "--draft", "layers:2"]):
-        given = [] if "--draft" in call else ["--draft", pair_files()[1]]
-        ends_with_advice(run(*call, "--target", pair_files()[0], *given), "; ")
+        default_options = [] if "--draft" in call else ["--draft", pair_files()[1]]
+        ends_with_advice(run(*call, "--target", pair_files()[0], *default_options), "; ")

@@ -50,9 +50,9 @@ class LastIsSmall(StoppingCriteria):
 
 def continued(ids: Tensor = PROMPTS, mask: Tensor | None = MASK, plain: bool = False, **changes) -> Tensor:
     """What `generate` returns, plainly or with drafts."""
-    given = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, attention_mask=mask) | changes
+    settings = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, attention_mask=mask) | changes
     ours = {} if plain else dict(OURS, draft_model=tiny_model("qwen2"))
-    return tiny_model("llama").generate(ids, **(given | ours))
+    return tiny_model("llama").generate(ids, **(settings | ours))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_sampled_tokens_come_from_the_processed_distribution(name):
     """The log-probability of every token is that of transformers' own processors on the model's logits."""
     caught = {}
 
-    def catch(model, input_ids, logits_processor, **rest):
+    def catch(model, input_ids, logits_processor, **keywords):
         return caught.setdefault("processors", logits_processor) and input_ids
 
     changes = dict(SAMPLED[name], do_sample=True, return_dict_in_generate=True, eos_token_id=3)
@@ -167,14 +167,16 @@ def test_without_any_time_there_is_one_token_or_one_pass():
 
 @pytest.mark.parametrize("stop", ["ab", ["ff", "cda"]])
 def test_stop_strings_cut_where_plain_generate_cuts(tokenizer, stop):
-    given = dict(max_new_tokens=30, repetition_penalty=1.9)
+    settings = dict(max_new_tokens=30, repetition_penalty=1.9)
     ends = dict(eos_token_id=60)
-    plain = continued(plain=True, stop_strings=stop, tokenizer=tokenizer, **given, **ends)
-    assert torch.equal(continued(stop=stop, stop_tokenizer=tokenizer, **given, **ends), plain)
-    assert stop == "ab" or plain.shape[1] < continued(plain=True, **given, **ends).shape[1], "none was met"
-    new, _ = md.generate(tiny_model("llama"), tiny_model("qwen2"), PROMPTS[-1:], temperature=0, stop_strings=stop,
-                         stop_tokenizer=tokenizer, **given)  # fmt: skip
-    text = tokenizer.decode(new[0]).replace(" ", "")
+    plain = continued(plain=True, stop_strings=stop, tokenizer=tokenizer, **settings, **ends)
+    assert torch.equal(continued(stop=stop, stop_tokenizer=tokenizer, **settings, **ends), plain)
+    assert stop == "ab" or plain.shape[1] < continued(plain=True, **settings, **ends).shape[1], "none was met"
+    stops = dict(stop_strings=stop, stop_tokenizer=tokenizer)
+    new_tokens, _ = md.generate(
+        tiny_model("llama"), tiny_model("qwen2"), PROMPTS[-1:], temperature=0, **stops, **settings
+    )
+    text = tokenizer.decode(new_tokens[0]).replace(" ", "")
     assert all(string not in text[: len(text) - 2] for string in ([stop] if isinstance(stop, str) else stop))
 
 
@@ -246,16 +248,36 @@ def test_mistakes_in_the_call():
 
 def test_no_parameter_takes_a_setting_away_from_transformers():
     """Parameters named like a setting would be filled in before the configuration is made, and lost to it."""
-    own = set(inspect.signature(md.generate).parameters) - set(inspect.signature(GenerationMixin._sample).parameters)
-    assert not own & set(generation_config.fields())
-    assert not own & {"tokenizer", "assistant_tokenizer", "assistant_model", "streamer"}  # these would not arrive
-    assert {"draft_model", "scheme", "tree", "stream", "stop", "stop_tokenizer", "draft_temperature"} <= own
+    parameters_of_ours = set(inspect.signature(md.generate).parameters) - set(
+        inspect.signature(GenerationMixin._sample).parameters
+    )
+    assert not parameters_of_ours & set(generation_config.fields())
+    assert not parameters_of_ours & {
+        "tokenizer",
+        "assistant_tokenizer",
+        "assistant_model",
+        "streamer",
+    }  # these would not arrive
+    assert {
+        "draft_model",
+        "scheme",
+        "tree",
+        "stream",
+        "stop",
+        "stop_tokenizer",
+        "draft_temperature",
+    } <= parameters_of_ours
 
 
 def test_the_documentation_names_every_setting():
     text = (Path(__file__).parents[2] / "docs" / "generate.md").read_text()
-    own = set(inspect.signature(md.generate).parameters) - {"target_model", "draft_or_prompts", "inputs", "keywords"}
-    assert [name for name in sorted(own | generation_config.KNOWN) if f"`{name}" not in text] == []
+    documented = set(inspect.signature(md.generate).parameters) - {
+        "target_model",
+        "draft_or_prompts",
+        "inputs",
+        "keywords",
+    }
+    assert [name for name in sorted(documented | generation_config.KNOWN) if f"`{name}" not in text] == []
 
 
 def test_the_model_s_own_configuration_counts(monkeypatch):
@@ -273,12 +295,12 @@ def test_the_folder_for_the_hub(names, tmp_path, monkeypatch, tokenizer):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     recorder = Recorder()
-    given = {names[0]: tiny_model("qwen2"), names[1]: recorder}
-    given |= dict(
+    loaders = {names[0]: tiny_model("qwen2"), names[1]: recorder}
+    loaders |= dict(
         max_new_tokens=12, stop_strings="ab", tokenizer=tokenizer, tree="2x1", eos_token_id=60, pad_token_id=0
     )
     output = tiny_model("llama").generate(
-        PROMPTS[1:], custom_generate=str(FOLDER), trust_remote_code=True, logits_processor=[Zigzag()], **given
+        PROMPTS[1:], custom_generate=str(FOLDER), trust_remote_code=True, logits_processor=[Zigzag()], **loaders
     )
     plain = continued(PROMPTS[1:], None, plain=True, stop_strings="ab", tokenizer=tokenizer, eos_token_id=60,
                       logits_processor=[Zigzag()])  # fmt: skip
@@ -294,6 +316,6 @@ def test_a_model_folder_with_that_file_does_not_call_itself():
     spec.loader.exec_module(module)
     model = copy.copy(tiny_model("llama"))
     model.generate = functools.partial(module.generate, model=model)
-    given = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, assistant_model=tiny_model("qwen2"), tree="2x1")
-    assert torch.equal(model.generate(PROMPTS, attention_mask=MASK, **given), continued(plain=True))
-    assert torch.equal(model.generate(inputs=PROMPTS, attention_mask=MASK, **given), continued(plain=True))
+    settings = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, assistant_model=tiny_model("qwen2"), tree="2x1")
+    assert torch.equal(model.generate(PROMPTS, attention_mask=MASK, **settings), continued(plain=True))
+    assert torch.equal(model.generate(inputs=PROMPTS, attention_mask=MASK, **settings), continued(plain=True))

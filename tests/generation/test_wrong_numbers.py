@@ -45,18 +45,18 @@ def target() -> TableModel:
 
 def run(target_model: Any, draft: Any, **settings: Any) -> list[Tensor]:
     seeded = [torch.Generator().manual_seed(row) for row in range(len(PROMPTS))]
-    given = dict(tree="2x1", scheme="iid:lorenz", max_new_tokens=NEW, generator=seeded) | settings
-    return md.generate(target_model, draft, PROMPTS, **given)[0]
+    keywords = dict(tree="2x1", scheme="iid:lorenz", max_new_tokens=NEW, generator=seeded) | settings
+    return md.generate(target_model, draft, PROMPTS, **keywords)[0]
 
 
 def line(call: Callable[[], Any]) -> str:
     """The one line of advice that a call ends with."""
     with pytest.raises(md.AdviceError) as caught:
         call()
-    said = str(caught.value)
-    assert said
-    assert "\n" not in said
-    return said
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
 
 
 FORMS: dict[str, Change] = {
@@ -79,9 +79,9 @@ FORMS: dict[str, Change] = {
 @pytest.mark.parametrize("kind", FORMS)
 def test_forms_of_a_model_s_answer(kind: str) -> None:
     for pair in ((Spoilt(FORMS[kind]), target()), (target(), Spoilt(FORMS[kind]))):
-        said = line(lambda pair=pair: run(*pair))
-        assert said.startswith("the model Spoilt returns ")
-        assert "its forward must return logits (2, " in said
+        message = line(lambda pair=pair: run(*pair))
+        assert message.startswith("the model Spoilt returns ")
+        assert "its forward must return logits (2, " in message
 
 
 def test_a_target_needs_a_score_for_each_of_its_tokens() -> None:
@@ -143,8 +143,8 @@ def test_a_model_whose_columns_are_no_tokens(ids: list) -> None:
     draft.ids = torch.tensor(ids)
     for model in (draft, SideBySide([draft, target()])):
         scheme = "iid:lorenz" if model is draft else "distinct:naive"
-        said = line(lambda model=model, scheme=scheme: run(target(), model, scheme=scheme))
-        assert said.startswith("the ids of the model Spoilt are ")
+        message = line(lambda model=model, scheme=scheme: run(target(), model, scheme=scheme))
+        assert message.startswith("the ids of the model Spoilt are ")
 
 
 CRITERIA: dict[str, tuple[Any, str]] = {
@@ -200,9 +200,9 @@ WEIGHTS: dict[str, Change] = {
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_weights_of_a_mixture(kind: str) -> None:
     mixed = Mixture([target(), Lookup(SIZE)], WEIGHTS[kind])
-    said = line(lambda: run(target(), mixed))
-    assert said.startswith("the weights function of a Mixture returns ")
-    assert ("in row 0, node 0" in said) == (kind in ("nan", "one infinity", "negative", "zero"))
+    message = line(lambda: run(target(), mixed))
+    assert message.startswith("the weights function of a Mixture returns ")
+    assert ("in row 0, node 0" in message) == (kind in ("nan", "one infinity", "negative", "zero"))
 
 
 def test_the_right_twin_of_weights() -> None:

@@ -26,7 +26,7 @@ with hold(Path(sys.argv[1])):
 """
 
 
-def made(path: Path) -> Path:
+def made_journal(path: Path) -> Path:
     """A finished journal."""
     journal = Journal(path, SETTINGS)
     for record in RECORDS:
@@ -45,7 +45,7 @@ def busy(tmp_path) -> Iterator[subprocess.Popen]:
 
 def test_an_end_that_was_torn_anywhere_is_cut_off(tmp_path):
     """As after a kill in the middle of a line, the first one too."""
-    whole = made(tmp_path / "j").read_bytes()
+    whole = made_journal(tmp_path / "j").read_bytes()
     for size in range(len(whole) + 1):
         (tmp_path / "j").write_bytes(whole[:size])
         journal = Journal(tmp_path / "j", SETTINGS)
@@ -58,7 +58,7 @@ def test_an_end_that_was_torn_anywhere_is_cut_off(tmp_path):
 @pytest.mark.parametrize("number", [1, 2, 5])
 @pytest.mark.parametrize("wrong", [b"once upon a time", b'{"id": ', b"", b"[]", b"\xff\xfe{}", b"\0" * 9, b"[" * 99999])
 def test_a_line_that_is_no_record_is_named_and_the_file_left_as_it_is(tmp_path, number, wrong):
-    lines = made(tmp_path / "j").read_bytes().splitlines()
+    lines = made_journal(tmp_path / "j").read_bytes().splitlines()
     lines[number - 1] = wrong
     content = b"\n".join(lines) + b"\n"
     (tmp_path / "j").write_bytes(content)
@@ -70,7 +70,7 @@ def test_a_line_that_is_no_record_is_named_and_the_file_left_as_it_is(tmp_path, 
 
 
 def test_journals_of_another_version_had_checksums(tmp_path):
-    (tmp_path / "j").write_text("".join(json.dumps(one | {"check": 123}) + "\n" for one in [SETTINGS, *RECORDS]))
+    (tmp_path / "j").write_text("".join(json.dumps(record | {"check": 123}) + "\n" for record in [SETTINGS, *RECORDS]))
     journal = Journal(tmp_path / "j", SETTINGS)
     assert journal.records == RECORDS
     journal.keep(2)
@@ -94,7 +94,7 @@ def test_a_place_is_held_by_one_process_until_it_ends(tmp_path, busy):
     refused = f"is written by process {busy.pid} on .* since .*--wait"
     with pytest.raises(AdviceError, match=refused), files.hold(tmp_path):
         pass
-    made(tmp_path / "j")  # another place
+    made_journal(tmp_path / "j")  # another place
     busy.kill()
     busy.wait()
     with files.hold(tmp_path), files.hold(tmp_path):  # and one process may hold a place twice
@@ -109,7 +109,7 @@ def test_a_second_run_waits_for_the_first(tmp_path, busy, monkeypatch):
 
 
 def test_a_journal_is_given_back_when_nobody_has_it(tmp_path):
-    journal = Journal(made(tmp_path / "j"), SETTINGS)
+    journal = Journal(made_journal(tmp_path / "j"), SETTINGS)
     refused = [sys.executable, "-c", OTHER, str(tmp_path / "j")]
     assert b"is written by process" in subprocess.run(refused, capture_output=True, input=b"").stderr
     del journal

@@ -125,7 +125,7 @@ def test_configurations(whole, tmp_path, name, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("a layer is missing", r"lacks weights .*: model\.layers\.2\..* and \d+ more"),
         ("a norm is missing", r"lacks weights .*: model\.norm\.weight"),
@@ -136,7 +136,7 @@ def test_configurations(whole, tmp_path, name, value):
         ("nothing", "lacks weights|cannot load"),
     ],
 )
-def test_checkpoints(whole, tmp_path, change, said):
+def test_checkpoints(whole, tmp_path, change, message):
     folder = broken(whole, tmp_path)
     path = folder / "model.safetensors"
     weights = load_file(path)
@@ -151,7 +151,7 @@ def test_checkpoints(whole, tmp_path, change, said):
         "nothing": {},
     }[change]
     save_file(changed, path, {"format": "pt"})
-    with pytest.raises(AdviceError, match=said):
+    with pytest.raises(AdviceError, match=message):
         load(str(folder), str(whole))
 
 

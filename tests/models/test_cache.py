@@ -77,8 +77,8 @@ def positions_by_slot(run: Session, monkeypatch) -> None:
     right = TreeCache.append
 
     def wrong(self: TreeCache, parents: list[list[int]], at_end: bool) -> Tensor:
-        made = right(self, parents, at_end)
-        return (self.base + torch.arange(made.shape[1])).expand_as(made)
+        positions = right(self, parents, at_end)
+        return (self.base + torch.arange(positions.shape[1])).expand_as(positions)
 
     monkeypatch.setattr(TreeCache, "append", wrong)
 
@@ -137,7 +137,7 @@ def test_what_is_kept_is_not_reallocated_and_no_more_is_moved_than_must_be(monke
     """Paths that are not in place; rows that fill the places of others; nothing where rows come."""
     run, moved, rows_moved = session("llama", (9, 4, 7, 6)), [], []
     move, move_rows = Block.move, Block.move_rows
-    pointers = lambda: [each.data_ptr() for layer in run.model.cache.layers for each in layer.buffers]  # noqa: E731
+    pointers = lambda: [buffer.data_ptr() for layer in run.model.cache.layers for buffer in layer.buffers]  # noqa: E731
     monkeypatch.setattr(Block, "move", lambda self, *slots: moved.append(slots) or move(self, *slots))
     monkeypatch.setattr(Block, "move_rows", lambda self, *rows: rows_moved.append(rows) or move_rows(self, *rows))
     trees, before = Forest([[0] * 6] * 4, [[-1, 0, 1, 2, -1, 4]] * 4), pointers()

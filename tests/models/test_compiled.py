@@ -150,23 +150,23 @@ def test_a_room_is_lent_to_one_batch_at_a_time():
     model = tiny_model("llama")
     first, second = session(model), session(model)
     assert max(first.step(3), second.step(3)) < TOLERANCE
-    one, other = pools(model)
-    assert (first.model.cache.storage, second.model.cache.storage) == (one, other)
+    pool, other_pool = pools(model)
+    assert (first.model.cache.storage, second.model.cache.storage) == (pool, other_pool)
     del first
-    assert (one.is_free, other.is_free) == (True, False)
+    assert (pool.is_free, other_pool.is_free) == (True, False)
     with torch.inference_mode():
-        one.blocks[0].contents.tensors[0].fill_(torch.nan)  # which would spread, did it stay
+        pool.blocks[0].contents.tensors[0].fill_(torch.nan)  # which would spread, did it stay
     third = session(model)
     assert third.step(3) < TOLERANCE
-    assert third.model.cache.storage is one
-    assert pools(model) == [one, other]
+    assert third.model.cache.storage is pool
+    assert pools(model) == [pool, other_pool]
 
 
 def tokens(compile: bool, prompts: list[list[int]], family: str = "llama", **settings: object) -> list[list[int]]:
     """A run with a tiny pair."""
     models = tiny_model(family), tiny_model(family, num_hidden_layers=1)
-    given = dict(tree="2x1", generator=torch.Generator().manual_seed(3), max_new_tokens=12) | settings
-    return [row.tolist() for row in md.generate(*models, prompts, compile=compile, **given)[0]]
+    keywords = dict(tree="2x1", generator=torch.Generator().manual_seed(3), max_new_tokens=12) | settings
+    return [row.tolist() for row in md.generate(*models, prompts, compile=compile, **keywords)[0]]
 
 
 PROMPT, SEVERAL = [[1, 2, 3]], [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10, 11]]
@@ -200,8 +200,8 @@ def test_generation_goes_on_where_compiling_fails(monkeypatch):
 def test_generation_goes_on_where_memory_lacks(monkeypatch):
     monkeypatch.setattr(compiled, "available", lambda device: 2**20)
     monkeypatch.setattr(compiled, "MIN_SLOTS", 2**14)
-    said = r"without compiled steps: .* need [24].0 MiB, and 1.0 MiB are free; decode fewer"
-    with pytest.warns(UserWarning, match=said):
+    message = r"without compiled steps: .* need [24].0 MiB, and 1.0 MiB are free; decode fewer"
+    with pytest.warns(UserWarning, match=message):
         assert tokens(True, PROMPT) == tokens(False, PROMPT)
 
 
@@ -238,8 +238,8 @@ def compilations(prompts: list[list[int]], lengths: tuple[int, ...]) -> int:
 @pytest.fixture
 def traced(monkeypatch) -> None:
     """What is compiled runs operation by operation: traces are as ever, and no time goes into code."""
-    made = partial(torch.compile, backend="eager")
-    monkeypatch.setattr(compiled, "compiled", lambda model: made(compiled.copy_of(compiled.step)))
+    compile_eagerly = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(compiled, "compiled", lambda model: compile_eagerly(compiled.copy_of(compiled.step)))
 
 
 @pytest.mark.usefixtures("as_for_users", "traced")

@@ -33,7 +33,7 @@ def table(vocabulary: int, seed: int) -> TableModel:
     return TableModel(random_table(vocabulary, 3, seed), vocabulary)
 
 
-def said(model: Reader, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
+def scores_of_text(model: Reader, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
     """What is said after a text of which all but the last token are kept, and after a path of pending tokens."""
     model = model.new(len(text))
     read_text(model, [text[:-1]])
@@ -43,7 +43,7 @@ def said(model: Reader, text: list[int], path: tuple[int, ...] = ()) -> list[Sco
 
 def law(model: Reader, text: list[int], path: tuple[int, ...] = (), vocabulary: int = 0) -> Tensor:
     """The distribution over all tokens."""
-    [scores] = said(model, text, path)
+    [scores] = scores_of_text(model, text, path)
     return spread(scores, vocabulary or model.vocabulary)[0, -1].exp()
 
 
@@ -62,21 +62,24 @@ def test_a_node_s_prefix_is_what_was_kept_and_its_path():
     parents = [-1, 1]  # one more node at the root, and one below it
     logits = model.forward([[2, 3], [2, 3]], [parents, [-1, -1]])
     prefixes = [[(3, 1, 2, 2), (3, 1, 2, 2, 3)], [(4, 2), (4, 3)]]
-    assert torch.equal(logits, torch.stack([torch.stack([spelled(each).log() for each in own]) for own in prefixes]))
+    assert torch.equal(
+        logits,
+        torch.stack([torch.stack([spelled(tokens).log() for tokens in row_prefixes]) for row_prefixes in prefixes]),
+    )
     model.commit([[1, 2], [0]])
     model.gather([1, 0])
     assert [row.kept for row in model.rows] == [[4, 2], [3, 1, 2, 2, 3]]
 
 
 def test_a_random_table_is_a_distribution_that_depends_on_the_last_tokens():
-    made, again = (random_table(5, depth=2, seed=3, concentration=0.01) for _ in range(2))
+    first_table, again = (random_table(5, depth=2, seed=3, concentration=0.01) for _ in range(2))
     prefixes = [(), (0,), (0, 0), (1, 0), (0, 1)]
-    rows = torch.stack([made(prefix) for prefix in prefixes])
+    rows = torch.stack([first_table(prefix) for prefix in prefixes])
     assert torch.equal(rows, torch.stack([again(prefix) for prefix in reversed(prefixes)]).flip(0))
     assert torch.allclose(rows.sum(-1), torch.ones(5, dtype=torch.float64), rtol=0, atol=EXACT)
     assert len(set(map(tuple, rows.tolist()))) == 5
-    assert made((4, 4, 1, 0)) is made((1, 0))
-    assert not torch.equal(made(()), random_table(5, 2, seed=4)(()))
+    assert first_table((4, 4, 1, 0)) is first_table((1, 0))
+    assert not torch.equal(first_table(()), random_table(5, 2, seed=4)(()))
 
 
 def counted(text: list[int], run: list[int], vocabulary: int) -> Tensor:
@@ -95,7 +98,9 @@ def test_n_gram_counts_the_text_so_far(order):
         run = [*text, *path][len(text) + len(path) - order + 1 :] if order > 1 else []
         expected = counted(text[:-1], run, 4)
         assert torch.allclose(law(NGram(4, order), text, path), expected / expected.sum(), rtol=0, atol=EXACT)
-        assert torch.allclose(said(NGram(4, order), text, path)[0].logits.exp().sum(), expected.sum(), atol=EXACT)
+        assert torch.allclose(
+            scores_of_text(NGram(4, order), text, path)[0].logits.exp().sum(), expected.sum(), atol=EXACT
+        )
 
 
 def test_a_corpus_is_refined_by_the_text():
@@ -109,7 +114,7 @@ def test_a_corpus_is_refined_by_the_text():
 
 def test_n_gram_brings_few_tokens_of_a_large_vocabulary():
     text = [token for token in range(300) for _ in range(1 + token % 3)]
-    [scores] = said(NGram(49_152, 3), [*text, 0])
+    [scores] = scores_of_text(NGram(49_152, 3), [*text, 0])
     assert scores.logits.shape[-1] <= 2 * MAX_FOLLOWERS
     assert law(NGram(49_152, 1), [*text, 0]).count_nonzero() == MAX_FOLLOWERS
 
@@ -130,7 +135,7 @@ def test_before_anything_was_seen_the_latest_token_comes_again():
     ],
 )
 def test_look_up(text, path, token):
-    [scores] = said(Lookup(10), text, path)
+    [scores] = scores_of_text(Lookup(10), text, path)
     assert scores.logits.shape == (1, 1, 1)
     assert torch.equal(law(Lookup(10), text, path), torch.eye(10).double()[token])
 
@@ -164,7 +169,7 @@ def test_the_certainty_of_a_match_is_how_often_such_matches_were_right(longest):
     text = torch.randint(3, (30,), generator=torch.Generator().manual_seed(longest)).tolist()
     seen = set()
     for end in range(1, len(text) + 1):
-        [scores] = said(Lookup(9, longest), text[:end])
+        [scores] = scores_of_text(Lookup(9, longest), text[:end])
         assert scores.logits.exp().item() == pytest.approx(certainty(text[:end], longest), abs=EXACT)
         seen.add(round(scores.logits.exp().item(), 6))
     assert len(seen) > 8
@@ -191,33 +196,36 @@ def test_mixture_is_the_weighted_sum():
 @pytest.mark.parametrize("text", [TEXT, [0, 1, 2], [3]])
 def test_copying_trusts_a_match_as_far_as_it_is_certain(text):
     copied, other = Lookup(4), table(4, 2)
-    sure = said(copied, text)[0].logits.exp().item()
+    sure = scores_of_text(copied, text)[0].logits.exp().item()
     share = sure if sure < SURE else 1.0
     got = law(LookupThenModel([copied, other]), text)
     assert torch.allclose(got, share * law(copied, text) + (1 - share) * law(other, text), rtol=0, atol=EXACT)
     assert got.sum() == pytest.approx(1, abs=EXACT)
-    [scores] = said(LookupThenModel([copied, other]), text)
+    [scores] = scores_of_text(LookupThenModel([copied, other]), text)
     assert scores.logits.exp().sum() == pytest.approx(1 if sure < SURE else sure, abs=EXACT)
 
 
 def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
     """Growing texts and trees, with turns in which it only looks up: it says what it would after reading all afresh."""
     draw, copied, other = random.Random(0), Lookup(4), table(4, 2)
-    model, text, asked = LookupThenModel([copied, other]).new(99), [0], set[bool]()
+    model, text, was_asked = LookupThenModel([copied, other]).new(99), [0], set[bool]()
     for turn in range(24):
-        new, parents = [text[-1], *(draw.randrange(4) for _ in range(3))], [-1, 0, 0, 1]
+        new_tokens, parents = [text[-1], *(draw.randrange(4) for _ in range(3))], [-1, 0, 0, 1]
         model.lookup_only = turn % 6 in (1, 4, 5)
-        root, others = model.forward([new[:1]], [parents[:1]], "last"), model.forward([new[1:]], [parents[1:]], "all")
+        root, others = (
+            model.forward([new_tokens[:1]], [parents[:1]], "last"),
+            model.forward([new_tokens[1:]], [parents[1:]], "all"),
+        )
         lines = torch.cat([spread(scores, 4)[0].exp() for scores in (root, others)])
         for line, path in zip(lines, [(), (1,), (2,), (1, 3)], strict=True):
-            tokens = tuple(new[node] for node in path)
+            tokens = tuple(new_tokens[node] for node in path)
             expected = law(copied if model.lookup_only else LookupThenModel([copied, other]), text, tokens)
             assert torch.allclose(line, expected, rtol=0, atol=EXACT)
-            asked.add(int((line > 0).sum()) > 1)
+            was_asked.add(int((line > 0).sum()) > 1)
         kept = [0] if turn % 2 else [0, 1, 3]
         model.commit([kept])
-        text = [*text[:-1], *(new[node] for node in kept), draw.randrange(4)]
-    assert asked == {False, True}
+        text = [*text[:-1], *(new_tokens[node] for node in kept), draw.randrange(4)]
+    assert was_asked == {False, True}
 
 
 def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
@@ -237,7 +245,7 @@ def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
 
 def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
     flat = TableModel(lambda prefix: torch.arange(1, 601).double() / (300 * 601), 600)
-    [scores] = said(Mixture([flat, Lookup(600)], [0.5, 0.5]), TEXT)
+    [scores] = scores_of_text(Mixture([flat, Lookup(600)], [0.5, 0.5]), TEXT)
     drawn = scores.ids[scores.logits > -torch.inf].tolist()
     assert len(set(drawn)) == len(drawn) == 257
     assert set(drawn) - set(range(344, 600)) == {guess(TEXT[:-1], TEXT, 3)[0]}
@@ -253,7 +261,7 @@ def test_the_comparison_catches_a_sum_that_forgets_a_token_said_twice(monkeypatc
 
 def test_several_answer_one_by_one_and_some_in_few_columns():
     members = [table(4, 2), Lookup(4), Mixture([table(4, 3), NGram(4)])]
-    several = said(SideBySide(members), TEXT)
+    several = scores_of_text(SideBySide(members), TEXT)
     assert len(several) == 3
     for scores, member in zip(several, members, strict=True):
         assert torch.equal(spread(scores, 4)[0, 0].exp(), law(member, TEXT))
@@ -299,7 +307,7 @@ READERS = {
 }
 
 
-def made(kind: str, which: int = 0) -> Reader:
+def make_reader(kind: str, which: int = 0) -> Reader:
     """A reader of some kind, and another one."""
     if kind not in HUGGING_FACE:
         return READERS[kind](which)
@@ -311,7 +319,7 @@ TEXTS = [[0, 3, 1, 4, 2, 2, 0, 1, 3, 3], [3, 3, 1, 3, 3, 0, 3, 3, 1, 4, 3, 1]]
 
 def heard(model: Reader, tokens: list[list[int]], row: int) -> Tensor:
     """What is said of one row behind chains of tokens, which are forgotten."""
-    answers = by_drafter(model, model.forward(tokens, [chain(len(own)) for own in tokens]))
+    answers = by_drafter(model, model.forward(tokens, [chain(len(row_tokens)) for row_tokens in tokens]))
     model.commit([[]] * len(tokens))
     laws = [spread(scores, model.vocabulary)[row, : len(tokens[row])].double() for scores in answers]
     return torch.stack(laws).exp()
@@ -319,33 +327,33 @@ def heard(model: Reader, tokens: list[list[int]], row: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", [*HUGGING_FACE, *READERS])
 def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(kind):
-    model = made(kind)
+    model = make_reader(kind)
     whole, short, late = (model.new(30) for _ in range(3))
     read_text(whole, TEXTS)
     read_text(late, [TEXTS[0][:3]])
     part = whole.fork(1, 6, 20)
     read_text(short, [TEXTS[1][:6]])
-    new = [[3, 1, 0], [1, 2], [4]]
-    expected = heard(short, [new[0]], 0)
-    assert torch.allclose(heard(part, [new[0]], 0), expected, atol=1e-5)
-    before = [heard(whole, new[:2], row) for row in range(2)]
+    new_tokens = [[3, 1, 0], [1, 2], [4]]
+    expected = heard(short, [new_tokens[0]], 0)
+    assert torch.allclose(heard(part, [new_tokens[0]], 0), expected, atol=1e-5)
+    before = [heard(whole, new_tokens[:2], row) for row in range(2)]
     whole.extend(late)
     whole.gather([2, 1, 0, 1])
     for row, old in ((2, 0), (1, 1), (3, 1)):
-        got = heard(whole, [new[2], new[1], new[0], new[1]], row)
+        got = heard(whole, [new_tokens[2], new_tokens[1], new_tokens[0], new_tokens[1]], row)
         assert torch.allclose(got, before[old], atol=1e-5)
     whole.gather([0])
     first = model.new(30)
     read_text(first, [TEXTS[0][:3]])
-    assert torch.allclose(heard(whole, [new[0]], 0), heard(first, [new[0]], 0), atol=1e-5)
+    assert torch.allclose(heard(whole, [new_tokens[0]], 0), heard(first, [new_tokens[0]], 0), atol=1e-5)
     read_text(part, [TEXTS[1][6:]])
     read_text(short, [TEXTS[1][6:]])
-    assert torch.allclose(heard(part, [new[0]], 0), heard(short, [new[0]], 0), atol=1e-5)
+    assert torch.allclose(heard(part, [new_tokens[0]], 0), heard(short, [new_tokens[0]], 0), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [*HUGGING_FACE, *READERS])
 def test_misuse_gets_advice(kind):
-    model = made(kind).new(20)
+    model = make_reader(kind).new(20)
     read_text(model, TEXTS)
     model.forward([[1, 2], [3]], [[-1, 0], [-1]])
     for chosen, advice in (([[1], []], "no path of the tree"), ([[0]], "1 rows for a reader of 2")):
@@ -361,6 +369,6 @@ def test_misuse_gets_advice(kind):
         other.extend(model)
     if kind in (*HUGGING_FACE, "llama.cpp"):
         with pytest.raises(AdviceError, match="rows of two different models"):
-            model.extend(made(kind, 1))
+            model.extend(make_reader(kind, 1))
         with pytest.raises(AdviceError, match="cannot take 11 tokens of row 0"):
             model.fork(0, 11, 20)

@@ -38,12 +38,12 @@ def session(name: str, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -
 
 def alone(run: Session, trees: Forest) -> Tensor:
     """Every node's logits by reading its sequence and path from the beginning, a reader for each."""
-    said = []
+    logits = []
     for row, tokens in enumerate(trees.tokens):
         for node in range(len(tokens)):
-            text = run.sequences[row] + [tokens[each] for each in trees.path(row, node)]
-            said.append(run.model.new(1).forward([text], [chain(len(text))], "last")[0, 0])
-    return torch.stack(said)
+            text = run.sequences[row] + [tokens[place] for place in trees.path(row, node)]
+            logits.append(run.model.new(1).forward([text], [chain(len(text))], "last")[0, 0])
+    return torch.stack(logits)
 
 
 @pytest.mark.parametrize(("name", "capacity"), [("llama", 1), ("qwen2", 48), ("qwen3", 1)])
@@ -65,7 +65,7 @@ def test_sliding_windows_are_kept_whole_and_cut_at_paths():
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("architecture", "message"),
     [
         ("is_recurrent", "llama has a recurrent state, which cannot be rolled back"),
         ("is_hybrid", "llama has layers with a recurrent state, which cannot be rolled back"),
@@ -73,9 +73,9 @@ def test_sliding_windows_are_kept_whole_and_cut_at_paths():
         ("has_encoder", "llama is an encoder, or has one"),
     ],
 )
-def test_models_with_a_state_are_refused_by_name(asked, message, monkeypatch):
+def test_models_with_a_state_are_refused_by_name(architecture, message, monkeypatch):
     """Whatever llama.cpp says so of; and encoders."""
-    monkeypatch.setattr(library(), f"llama_model_{asked}", lambda model: True)
+    monkeypatch.setattr(library(), f"llama_model_{architecture}", lambda model: True)
     with pytest.raises(AdviceError, match=message):
         GGUF(tiny_file("llama"))
 
@@ -139,9 +139,9 @@ def test_rows_may_bring_nothing_and_tokens_that_only_a_larger_vocabulary_has():
     assert error(got[2, 0], run.plainly([[*run.sequences[2], 3]])[0]) < TOLERANCE
     assert run.model.forward([[1], [1], [1]], [[1], [-1], [0]], "none").shape == (3, 0, VOCABULARY)
     run.model.commit([[]] * 3)
-    given, read = ([[token, 3], [1], [token]] for token in (VOCABULARY + 2, 0))
+    texts, read = ([[token, 3], [1], [token]] for token in (VOCABULARY + 2, 0))
     parents = [[-1, 0], [-1], [-1]]
-    assert error(run.model.forward(given, parents), twin.model.forward(read, parents)) < TOLERANCE
+    assert error(run.model.forward(texts, parents), twin.model.forward(read, parents)) < TOLERANCE
 
 
 def test_an_interrupted_step_is_taken_back(monkeypatch):
@@ -149,8 +149,8 @@ def test_an_interrupted_step_is_taken_back(monkeypatch):
     run = session("llama")
     trees, read = forest(len(PROMPTS), 7, run.generator), run.model.memory.read
 
-    def interrupted(*given):
-        read(*given)
+    def interrupted(*arguments):
+        read(*arguments)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run.model.memory, "read", interrupted)
@@ -166,8 +166,8 @@ def one_sequence(run: Session, monkeypatch) -> None:
     monkeypatch.setattr(Sequences, "sequence_after", lambda self, row, place: self.numbers[0])
     right = Sequences.grow
 
-    def as_chains(self: Sequences, row: Row, new: list[int], end: int) -> list:
-        return right(self, replace(row, parents=list(range(-1, len(row.tokens) - 1))), new, end)
+    def as_chains(self: Sequences, row: Row, new_places: list[int], end: int) -> list:
+        return right(self, replace(row, parents=list(range(-1, len(row.tokens) - 1))), new_places, end)
 
     monkeypatch.setattr(Sequences, "grow", as_chains)
 

@@ -68,16 +68,16 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def numbers(path: Path) -> list[tuple[int, str]]:
     """Where every number of a header is, and of what type."""
-    found, right = list[tuple[int, str]](), Cursor.number
+    places, right = list[tuple[int, str]](), Cursor.number
 
     def noted(cursor: Cursor, code: str) -> int | float:
-        found.append((cursor.place, code))
+        places.append((cursor.place, code))
         return right(cursor, code)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Cursor, "number", noted)
         check(path)
-    return found
+    return places
 
 
 def spoilt(content: bytes, path: Path) -> Iterator[tuple[str, bytes]]:
@@ -111,13 +111,13 @@ def test_a_header_says_what_the_package_gguf_says(content: bytes, tmp_path: Path
 
 
 def test_some_spoilt_headers(content: bytes, tmp_path: Path) -> None:
-    found = []
+    outcomes = []
     for what, changed in spoilt(content, tmp_path / "a.gguf"):
         if crc32(what.encode()) % 48 == 0:
             (tmp_path / "a.gguf").write_bytes(changed)
-            found.append(reads(tmp_path / "a.gguf", what))
-    assert len(found) > 25
-    assert {*found} == {True, False}
+            outcomes.append(reads(tmp_path / "a.gguf", what))
+    assert len(outcomes) > 25
+    assert {*outcomes} == {True, False}
 
 
 @pytest.mark.slow

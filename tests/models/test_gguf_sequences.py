@@ -25,10 +25,10 @@ def memory() -> Memory:
 @pytest.mark.parametrize("first", [1, 40, 100, MOST])
 def test_all_paths_that_the_library_tells_apart_can_be_had_and_no_more(first: int) -> None:
     """They were doubled until they were too many: of 40, 80, 160 the next was 320, and 96 of them were refused."""
-    own = memory()
-    own.reserve(sequences=first)
-    assert sorted(own.borrow() for _ in range(MOST)) == list(range(MOST))
+    sequence_memory = memory()
+    sequence_memory.reserve(sequences=first)
+    assert sorted(sequence_memory.borrow() for _ in range(MOST)) == list(range(MOST))
     with pytest.raises(AdviceError, match=f"tells {MOST} paths of all rows apart; use fewer rows"):
-        own.borrow()
-    own.drop(7)
-    assert own.borrow() == 7
+        sequence_memory.borrow()
+    sequence_memory.drop(7)
+    assert sequence_memory.borrow() == 7

@@ -108,7 +108,7 @@ def test_what_only_llama_cpp_reads_is_advice(tmp_path, monkeypatch):
     to_gguf.write(tiny_model("qwen2"), tmp_path / "scaled.gguf")
     (tmp_path / "text.gguf").write_text("no model")
     (tmp_path / "odd.gguf").write_bytes(tiny_file("llama").read_bytes().replace(b"blk.1.attn_q", b"blk.1.attn_x"))
-    for path, said in (
+    for path, message in (
         (windows, r"family 'gemma3'.*only llama.cpp"),
         (tmp_path / "scaled.gguf", "scaled positions"),
         (tmp_path / "none.gguf", "cannot read the model"),
@@ -116,5 +116,5 @@ def test_what_only_llama_cpp_reads_is_advice(tmp_path, monkeypatch):
         (tiny_file("llama"), "no tokenizer"),
         (tmp_path / "odd.gguf", r"(has|lacks) a tensor 'blk.1.attn_.\.weight', which only llama.cpp reads"),
     ):
-        with pytest.raises(AdviceError, match=said):
+        with pytest.raises(AdviceError, match=message):
             folder_of(path, tmp_path)

@@ -56,9 +56,9 @@ def test_rows_may_all_leave_and_one_go_on_as_two(name: str):
 def test_a_prompt_may_be_kept_in_part(name: str):
     """The state there was never formed, or let go."""
     run = session(name, (5, 2))
-    more = Forest([drawn(6, run.generator), drawn(3, run.generator)], [chain(6), chain(3)])
-    run.model.forward(more.tokens, more.parents, "last")
-    run.commit(more, [[0, 1, 2], [0]])
+    later_trees = Forest([drawn(6, run.generator), drawn(3, run.generator)], [chain(6), chain(3)])
+    run.model.forward(later_trees.tokens, later_trees.parents, "last")
+    run.commit(later_trees, [[0, 1, 2], [0]])
     assert run.step() < TOLERANCE
 
 
@@ -94,7 +94,7 @@ def error_of_steps(name: str, draft: str) -> float:
 
     configs = {1: config_of("iid:recursive_rejection", "2x1"), 2: config_of("iid:recursive_rejection", "1")}
     with torch.inference_mode():
-        return max(law_error(target, drafter, [1, 0], own, conditional, steps) for steps, own in configs.items())
+        return max(law_error(target, drafter, [1, 0], config, conditional, steps) for steps, config in configs.items())
 
 
 PAIRS = [("qwen3_5", "mamba2"), ("lfm2", "qwen3_5"), ("mamba2", "olmo_hybrid")]
@@ -114,15 +114,15 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
     """Wrong: where a node has an elder sibling, it goes on from that one's state."""
     right, reading = TreeCache.masks, Paths.reading
 
-    def masks(self: TreeCache, *given):
-        made, seen = right(self, *given), self.nets.seen.clone()
+    def masks(self: TreeCache, *arguments):
+        mask, seen = right(self, *arguments), self.nets.seen.clone()
         for row in seen if seen.shape[1] == seen.shape[2] else ():
             above = row & ~torch.eye(len(row), dtype=torch.bool)
             for node in range(len(row)):
                 elder = [other for other in range(node) if torch.equal(above[other], above[node])]
                 row[node] |= row[elder[-1]] if elder else False
         self.nets.seen = seen
-        return made
+        return mask
 
     def other(self: Paths, row: int, nodes: list[int]) -> Reading:
         made, own = reading(self, row, nodes), self.rows[row]
@@ -132,10 +132,10 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
     monkeypatch.setattr(TreeCache, "masks", masks)
 
     def one_by_one(self: Paths, paths: list) -> dict:  # in their order, so that elder siblings come first
-        said = {}
+        logits = {}
         for path in paths:
-            said |= self.read_together([self.reading(*path)])
-        return said
+            logits |= self.read_together([self.reading(*path)])
+        return logits
 
     monkeypatch.setattr(Paths, "reading", other)
     monkeypatch.setattr(Paths, "read", one_by_one)
@@ -159,12 +159,12 @@ def the_convolution_sees_slots(monkeypatch) -> None:
     """Wrong: the last inputs are those of the last slots, whosever they are."""
     right = DeltaLayer.convolve
 
-    def wrong(self: DeltaLayer, *given, **settings):
+    def wrong(self: DeltaLayer, *arguments, **settings):
         seen = self.nets.seen
         self.nets.seen = torch.ones_like(seen).tril(seen.shape[2] - seen.shape[1])
-        said = right(self, *given, **settings)
+        outputs = right(self, *arguments, **settings)
         self.nets.seen = seen
-        return said
+        return outputs
 
     monkeypatch.setattr(DeltaLayer, "convolve", wrong)
 
@@ -214,12 +214,12 @@ def test_an_interruption_leaves_a_state_usable_or_says_so(name: str, owner: type
         state = start([[1, 2], [3]], hybrid(name), NGram(VOCABULARY), config, [Sampling(0)] * 2, 30)
         done, left, right = [[], []], interrupted, getattr(owner, method)
 
-        def alarmed(*given, **settings):
+        def alarmed(*arguments, **settings):
             nonlocal left
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt
-            return right(*given, **settings)
+            return right(*arguments, **settings)
 
         monkeypatch.setattr(owner, method, alarmed)
         while min(map(len, done)) < 6:
@@ -227,16 +227,16 @@ def test_an_interruption_leaves_a_state_usable_or_says_so(name: str, owner: type
                 state, record = step(state, config)
             except KeyboardInterrupt:
                 continue
-            done = [own + emitted.tokens for own, emitted in zip(done, record.emitted, strict=True)]
+            done = [row_tokens + emitted.tokens for row_tokens, emitted in zip(done, record.emitted, strict=True)]
         monkeypatch.setattr(owner, method, right)
-        return [own[:6] for own in done]
+        return [row_tokens[:6] for row_tokens in done]
 
     truth = run(-1)
     for after in (1, 2, 5):
         try:
             assert run(after) == truth
-        except AdviceError as said:
-            assert "or was interrupted while its caches were written" in str(said)  # noqa: PT017
+        except AdviceError as advice:
+            assert "or was interrupted while its caches were written" in str(advice)  # noqa: PT017
 
 
 def test_the_first_layers_of_a_hybrid_draft_and_the_model_stays_as_it_was():

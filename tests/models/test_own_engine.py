@@ -52,18 +52,19 @@ class TableReader(Reader):
 
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Tensor:
         width = max(map(len, tokens), default=0)
-        pending = [len(row.tokens) - len(new) for row, new in zip(self.rows, tokens, strict=True)]
+        pending = [len(row.tokens) - len(row_tokens) for row, row_tokens in zip(self.rows, tokens, strict=True)]
         places = torch.tensor([[first + node for node in range(1, width + 1)] for first in pending])
         self.states = torch.nn.functional.pad(self.states, (0, 0, 0, width))
-        rows, last = torch.arange(len(tokens)), torch.tensor([len(new) - 1 for new in tokens]).clamp(min=0)
+        rows = torch.arange(len(tokens))
+        last = torch.tensor([len(row_tokens) - 1 for row_tokens in tokens]).clamp(min=0)
         for node in range(width):
             above = torch.tensor([1 + row[node] if node < len(row) else 0 for row in parents])
             read = torch.tensor([row[node] if node < len(row) else 0 for row in tokens])
             self.states[rows, places[:, node]] = self.states[rows, above] / 2 + self.table.inputs[read]
         if scored == "none" or not width:
             return torch.zeros(len(tokens), 0, VOCABULARY)
-        new = self.states[rows[:, None], places]
-        return (new if scored == "all" else new[rows, last][:, None]) @ self.table.outputs.T
+        states = self.states[rows[:, None], places]
+        return (states if scored == "all" else states[rows, last][:, None]) @ self.table.outputs.T
 
     def _commit(self, paths: Lists) -> None:
         ends = torch.tensor([1 + path[-1] if path else 0 for path in paths])
@@ -116,10 +117,10 @@ def test_it_decodes_as_a_target_and_as_a_drafter():
 
 
 def test_rows_of_other_tables_are_refused():
-    one, other = TableReader(Table()), TableReader(Table(1))
-    for model in (one, other):
+    reader, other = TableReader(Table()), TableReader(Table(1))
+    for model in (reader, other):
         model.forward([[1]], [[-1]], "none")
         model.commit([[0]])
     with pytest.raises(md.AdviceError, match="two different models"):
-        one.extend(other)
-    assert error(one.forward([[2]], [[-1]])[0], Table()(torch.tensor([[1, 2]])).logits[:, -1]) < TOLERANCE
+        reader.extend(other)
+    assert error(reader.forward([[2]], [[-1]])[0], Table()(torch.tensor([[1, 2]])).logits[:, -1]) < TOLERANCE

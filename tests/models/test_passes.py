@@ -15,14 +15,14 @@ from multidraft.models.huggingface import CausalLM
 from multidraft.models.passes import Layer, packed
 
 
-@pytest.mark.parametrize(("groups", "new", "slots"), [(1, 4, 9), (2, 4, 9), (4, 1, 9), (4, 7, 300), (2, 40, 41)])
-def test_attention_as_transformers(groups: int, new: int, slots: int) -> None:
+@pytest.mark.parametrize(("groups", "num_new", "slots"), [(1, 4, 9), (2, 4, 9), (4, 1, 9), (4, 7, 300), (2, 40, 41)])
+def test_attention_as_transformers(groups: int, num_new: int, slots: int) -> None:
     random = torch.Generator().manual_seed(0)
-    query = torch.randn(3, 2 * groups, new, 8, generator=random)
+    query = torch.randn(3, 2 * groups, num_new, 8, generator=random)
     key, value = torch.randn(2, 3, 2, slots, 8, generator=random)
-    hidden = torch.rand(3, 1, new, slots, generator=random) < 0.4
+    hidden = torch.rand(3, 1, num_new, slots, generator=random) < 0.4
     hidden[..., 0] = False
-    mask = torch.zeros(3, 1, new, slots).masked_fill(hidden, torch.finfo(torch.float32).min)
+    mask = torch.zeros(3, 1, num_new, slots).masked_fill(hidden, torch.finfo(torch.float32).min)
     layer = nn.Module()
     layer.num_key_value_groups = groups
     ours, theirs = (
@@ -34,11 +34,11 @@ def test_attention_as_transformers(groups: int, new: int, slots: int) -> None:
 def test_trees_use_our_attention_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = tiny_model("llama", num_attention_heads=4, num_key_value_heads=2), list[int]()
 
-    def noted(*given: Tensor, **more: float) -> Tensor:
-        calls.append(given[0].shape[2])
+    def noted(*arguments: Tensor, **keywords: float) -> Tensor:
+        calls.append(arguments[0].shape[2])
         if len(calls) > 2:
             raise MemoryError
-        return nn.functional.scaled_dot_product_attention(*given, **more)
+        return nn.functional.scaled_dot_product_attention(*arguments, **keywords)
 
     monkeypatch.setattr(passes, "scaled_dot_product_attention", noted)
     reader = CausalLM(model, 64)
@@ -69,7 +69,9 @@ def test_packed_as_without(dtype: torch.dtype, shape: tuple[int, ...], monkeypat
     """Long prompts are read as ever: oneDNN keeps code for every number of tokens that it has seen."""
     model, inputs = two_layers(dtype), torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     lengths, plainly = list[int](), nn.functional.linear
-    monkeypatch.setattr(passes, "linear", lambda given, *more: lengths.append(len(given)) or plainly(given, *more))
+    monkeypatch.setattr(
+        passes, "linear", lambda values, *parameters: lengths.append(len(values)) or plainly(values, *parameters)
+    )
     torch.testing.assert_close(read(model, inputs), model(inputs).detach())
     packed = bool(passes.pack(two_layers(dtype)))  # without vector instructions for it, bfloat16 is not
     assert lengths == ([200, 200] if 200 in shape and packed else [])
@@ -143,7 +145,7 @@ def test_what_takes_a_layer_over_stays(calls: list[nn.Module]) -> None:
     model[0].forward = model[0].forward
     read(model, inputs)
     assert model[0] not in calls
-    model[2].forward = hooked = lambda given: torch.zeros(len(given), 128)
+    model[2].forward = hooked = lambda values: torch.zeros(len(values), 128)
     torch.testing.assert_close(read(model, inputs), model(inputs).detach())
     assert model[2].forward is hooked
     assert "forward" in model[0].__dict__

@@ -74,7 +74,9 @@ class Life(RuleBasedStateMachine):
         off = [
             len(text) > MAX_LENGTH or (skips_rows and (seed >> row) % 2) for row, text in enumerate(self.run.sequences)
         ]
-        trees = Forest(*([[] if o else own for o, own in zip(off, each, strict=True)] for each in vars(trees).values()))
+        trees = Forest(
+            *([[] if o else values for o, values in zip(off, parts, strict=True)] for parts in vars(trees).values())
+        )
         if not any(trees.tokens):
             return
         assert self.wrong(trees, self.run.read(trees, split), seed) < TOLERANCE
@@ -88,8 +90,8 @@ class Life(RuleBasedStateMachine):
         rows = [row for row in range(len(trees.tokens)) if trees.tokens[row]]
         rows = [rows[(seed + place) % len(rows)] for place in range(min(CHECKED, len(rows)))]
         parts = logits.split([len(tokens) for tokens in trees.tokens])
-        few = Session(self.model, self.run.model, [self.run.sequences[row] for row in rows], self.run.generator)
-        return error(torch.cat([parts[row] for row in rows]), few.expected(trees.of(rows)))
+        session = Session(self.model, self.run.model, [self.run.sequences[row] for row in rows], self.run.generator)
+        return error(torch.cat([parts[row] for row in rows]), session.expected(trees.of(rows)))
 
     @precondition(lambda self: self.run)
     @rule(seed=SEEDS, count=ROWS)

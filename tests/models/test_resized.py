@@ -46,8 +46,8 @@ def plainly(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]
 
 
 def ours(target: PreTrainedModel, draft: object, prompts: list[list[int]], **settings: object) -> list[list[int]]:
-    given = dict(temperature=0, max_new_tokens=NEW_TOKENS, tree="2x2x1", eos_token_id=[]) | settings
-    return [row.tolist() for row in md.generate(target, draft, prompts, **given)[0]]
+    keywords = dict(temperature=0, max_new_tokens=NEW_TOKENS, tree="2x2x1", eos_token_id=[]) | settings
+    return [row.tolist() for row in md.generate(target, draft, prompts, **keywords)[0]]
 
 
 @pytest.fixture

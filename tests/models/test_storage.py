@@ -38,19 +38,22 @@ class Fake:
     def write(self, tokens: list[list[int]]) -> None:
         """A forward pass over branches that follow the kept tokens, and chains after them."""
         self.cache.begin(len(tokens))
-        above = [chain(len(own) + len(new))[len(own) :] for own, new in zip(self.pending, tokens, strict=True)]
+        above = [
+            chain(len(row_pending) + len(row_tokens))[len(row_pending) :]
+            for row_pending, row_tokens in zip(self.pending, tokens, strict=True)
+        ]
         self.cache.append(above, False)
         width = max(map(len, tokens))
-        new = torch.tensor([row + [0] * (width - len(row)) for row in tokens])
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens])
         for number, (layer, shape) in enumerate(zip(self.cache.layers, self.shapes, strict=True)):
             if shape is not None:
-                keys, values = (content(new, number).expand(-1, 3, -1, dim) for dim in shape)
+                keys, values = (content(padded, number).expand(-1, 3, -1, dim) for dim in shape)
                 layer.update(keys, -values)
-        self.pending = [own + more for own, more in zip(self.pending, tokens, strict=True)]
+        self.pending = [row_pending + row_tokens for row_pending, row_tokens in zip(self.pending, tokens, strict=True)]
 
     def commit(self, counts: list[int]) -> None:
         self.cache.commit([list(range(count)) for count in counts])
-        self.rows = [row + own[:n] for row, own, n in zip(self.rows, self.pending, counts, strict=True)]
+        self.rows = [row + row_pending[:n] for row, row_pending, n in zip(self.rows, self.pending, counts, strict=True)]
         self.pending = [[] for _ in self.rows]
 
     def gather(self, rows: list[int]) -> None:
@@ -130,7 +133,7 @@ class Operations(TorchDispatchMode):
 def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape]):
     fake = written(shapes)
     pending = kv_cache.Pending([2, 3], [4, 12])  # as if the last two tokens were the tree
-    fake.cache.pending, fake.pending = [pending] * 3, [own[2:] for own in fake.pending]
+    fake.cache.pending, fake.pending = [pending] * 3, [row_pending[2:] for row_pending in fake.pending]
     with Operations() as operations:
         fake.commit([2] * 3)
     assert fake.holds()
@@ -236,10 +239,10 @@ def lost(fake: Fake, after: int, width: int) -> bool | None:
 
     None if it was not interrupted.
     """
-    new = [[100 * row + token for token in range(width)] for row in range(len(fake.rows))]
+    new_tokens = [[100 * row + token for token in range(width)] for row in range(len(fake.rows))]
     try:
         with Interruption(after):
-            fake.write([row[:1] * 3 for row in new])
+            fake.write([row[:1] * 3 for row in new_tokens])
         return None
     except KeyboardInterrupt:
         pass
@@ -248,7 +251,7 @@ def lost(fake: Fake, after: int, width: int) -> bool | None:
     if not fake.holds():
         return True
     try:
-        fake.write(new)
+        fake.write(new_tokens)
         fake.commit([width] * len(fake.rows))
         fake.write([[201, 202, 203]] * len(fake.rows))
     except RuntimeError:
@@ -285,9 +288,9 @@ SMALL: list[list[Shape]] = [[(4, 4)], [(6, 2)]]
 @pytest.mark.parametrize(("make", "width", "shapes"), [(fresh, 7, SMALL[1]), (full, 1, SMALL[0])])
 def test_an_interruption_before_any_instruction_of_a_pass_loses_nothing(make, width: int, shapes: list[Shape]):
     """Of a pass with more tokens than there is room for, and with one that makes blocks grow."""
-    found = list(outcomes(make, shapes, width))
-    assert len(found) > 200
-    assert not any(found)
+    all_outcomes = list(outcomes(make, shapes, width))
+    assert len(all_outcomes) > 200
+    assert not any(all_outcomes)
 
 
 @pytest.mark.usefixtures("unchecked")

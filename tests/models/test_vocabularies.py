@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from multidraft_research.captures.capturing import Manner, capture, one
+from multidraft_research.captures.capturing import Manner, capture, capture_prompt
 from reading import chain, drawn, error
 from steps import config_of, law_error
 from tiny import VOCABULARY, tiny_model
@@ -122,7 +122,7 @@ def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reade
 def test_captures_have_its_numbers_in_the_columns_of_the_target():
     small, target = deepcopy(tiny_model("llama", vocab_size=len(IDS) + 1)), tiny_model("qwen2")
     small.config.target_ids = IDS
-    shard = one(target, small, [3, 60, 5], 0, Manner(new_tokens=3))
+    shard = capture_prompt(target, small, [3, 60, 5], 0, Manner(new_tokens=3))
     text = [OWN.get(token, len(IDS)) for token in [*shard.prompt.tolist(), *shard.tokens.tolist()]]
     expected = small(torch.tensor([text])).logits[0, 2:-1, : len(IDS)]
     torch.testing.assert_close(shard.recording.draft[:, IDS], expected)
@@ -134,8 +134,8 @@ def test_it_goes_along_with_others(reader: Reader):
     law = spread(mixed.forward([[3, 1]], [[-1, 0]]), mixed.vocabulary).exp()
     assert law.sum(-1)[0].tolist() == pytest.approx([1, 1], abs=1e-6)
     assert law[0, 1].nonzero().flatten().tolist() == sorted({*IDS, 1})
-    own, looked_up = several.forward([[3]], [[-1]])
-    assert (own.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
+    logits, looked_up = several.forward([[3]], [[-1]])
+    assert (logits.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
 
 
 @pytest.mark.parametrize("ids", [[], [1, 2], [1, 1, 2], [1, 2, -3], [1, 2, "x"], "abc", [1, 2, 3.5], 7])

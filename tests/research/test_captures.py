@@ -111,8 +111,8 @@ def test_the_tail_keeps_its_probability_and_the_loss_is_said(tmp_path) -> None:
 
 
 def test_recordings_of_two_dtypes_are_kept_as_they_are_and_shown(tmp_path) -> None:
-    made = random_pairs(2, 10, 0)
-    recording = Recording(made.target.bfloat16(), made.draft)
+    recordings = random_pairs(2, 10, 0)
+    recording = Recording(recordings.target.bfloat16(), recordings.draft)
     read = Capture.open(keep(tmp_path / "two", recording)).recording()
     assert (read.target.dtype, read.draft.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(read.target, recording.target)
@@ -125,16 +125,16 @@ def test_recordings_of_two_dtypes_are_kept_as_they_are_and_shown(tmp_path) -> No
 
 @pytest.mark.parametrize("top_k", [None, 7])
 def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, monkeypatch, top_k) -> None:
-    manner, torn, one, calls = Manner(new_tokens=4, top_k=top_k), tmp_path / "torn", work.one, []
+    manner, torn, capture_prompt, calls = Manner(new_tokens=4, top_k=top_k), tmp_path / "torn", work.capture_prompt, []
     captured(tmp_path / "whole", manner)
 
     def killed(*arguments):
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return one(*arguments)
+        return capture_prompt(*arguments)
 
-    monkeypatch.setattr(work, "one", killed)
+    monkeypatch.setattr(work, "capture_prompt", killed)
     with pytest.raises(KeyboardInterrupt):
         captured(torn, manner)
     with pytest.raises(AdviceError, match="has 1 of 3 prompts"):
@@ -173,13 +173,13 @@ def test_a_shard_that_was_changed_is_not_read_and_one_on_a_full_disk_is_not_ther
 
 def test_what_two_captures_left_in_one_folder_is_mended_by_the_command_that_makes_it(tmp_path) -> None:
     """The shards of one, beside the manifest of the other."""
-    whole, both, other = (tmp_path / name for name in ("whole", "both", "other"))
-    asked, file = ("capture", "--limit", 2, "--max-new-tokens", 2, "--out"), "00001.safetensors"
-    for place, seed in ((whole, 0), (both, 0), (other, 1)):
-        assert command(*asked, place, "--seed", seed).exit_code == 0
-    (both / file).write_bytes((other / file).read_bytes())
-    assert command(*asked, both).exit_code == 0
-    assert files(both).items() >= files(whole).items()
+    whole, mixed, other = (tmp_path / name for name in ("whole", "both", "other"))
+    words, file = ("capture", "--limit", 2, "--max-new-tokens", 2, "--out"), "00001.safetensors"
+    for place, seed in ((whole, 0), (mixed, 0), (other, 1)):
+        assert command(*words, place, "--seed", seed).exit_code == 0
+    (mixed / file).write_bytes((other / file).read_bytes())
+    assert command(*words, mixed).exit_code == 0
+    assert files(mixed).items() >= files(whole).items()
 
 
 @pytest.fixture(scope="module")
@@ -195,12 +195,12 @@ def held(tmp_path_factory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("asked", COMMANDS)
-def test_a_place_that_another_run_writes_to_is_left_alone(held, asked) -> None:
-    result = command(*asked.replace("{}", str(held)).split())
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_place_that_another_run_writes_to_is_left_alone(held, words) -> None:
+    result = command(*words.replace("{}", str(held)).split())
     ends_with_advice(result, "is written by process")
     assert "--wait" in result.stderr
-    assert not (held / COMMANDS[asked]).is_file()
+    assert not (held / COMMANDS[words]).is_file()
 
 
 def test_records_come_in_order_also_where_a_worker_is_killed_and_one_that_kills_all_is_named(
@@ -224,12 +224,12 @@ def test_a_cluster_at_an_address_gives_the_same_files(tmp_path) -> None:
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
-    asked = ["study", "top-k", "--limit", 3, "--new-tokens", 3, "--out"]
-    assert command(*asked, tmp_path / "alone").exit_code == 0
+    words = ["study", "top-k", "--limit", 3, "--new-tokens", 3, "--out"]
+    assert command(*words, tmp_path / "alone").exit_code == 0
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
-        result = command(*asked, tmp_path / "ray", "--ray", cluster.address)
+        result = command(*words, tmp_path / "ray", "--ray", cluster.address)
         assert ray.get_runtime_context().gcs_address == cluster.address
     finally:
         ray.shutdown()
@@ -240,11 +240,11 @@ def test_a_cluster_at_an_address_gives_the_same_files(tmp_path) -> None:
 
 
 def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> None:
-    asked = ("capture", "--out", tmp_path, "--ray")
+    words = ("capture", "--out", tmp_path, "--ray")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "ray", None)
-        ends_with_advice(command(*asked, "local"), 'pip install "multidraft[ray]"')
+        ends_with_advice(command(*words, "local"), 'pip install "multidraft[ray]"')
     monkeypatch.setattr("multidraft.cli.executors.optional", lambda *_: None)
     for address, advice in (("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")):
-        ends_with_advice(command(*asked, address), advice)
+        ends_with_advice(command(*words, address), advice)
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from multidraft_research.training.heads.drafted import Batch, Look, drafted
 from multidraft_research.training.heads.lesson import Lesson, Plan
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import Vocabulary, Wanted
-from multidraft_research.training.teaching import Said
+from multidraft_research.training.teaching import Conversation
 from multidraft_research.training.texts import Text
 from tiny import tiny_model
 
@@ -27,41 +27,43 @@ WORDS = 24  # of the smaller drafts' target
 KINDS = ["eagle3", "dflash", "medusa"]
 
 
-def said(count: int, longest: int = 14) -> list[Said]:
+def conversations(count: int, longest: int = 14) -> list[Conversation]:
     """Texts that are easy to guess: each token is the one before it and three."""
     random = np.random.default_rng(3)
     sizes = random.integers(8, longest, count)
     firsts = random.integers(SIZE, size=count)
     rows = [(first + 3 * np.arange(size)) % SIZE for first, size in zip(firsts, sizes, strict=True)]
     about = {"temperature": 1.0, "answer": 3}
-    return [Said(row.tolist(), 1, 3, about | {"id": str(number)}) for number, row in enumerate(rows)]
+    return [Conversation(row.tolist(), 1, 3, about | {"id": str(number)}) for number, row in enumerate(rows)]
 
 
 @pytest.fixture(scope="module")
 def seen() -> list[Seen]:
     """The texts, with a random target's states and, so that there is something to learn, the texts' own laws."""
-    found = dict(states.see(tiny_model("llama"), said(30), LAYERS))
-    for one in found.values():
-        one.text.ids = np.stack([one.text.tokens[one.text.places], one.text.tokens[one.text.places] * 0], 1)
-        one.text.logs = np.log(np.tile([[0.95, 0.04]], (len(one.text.places), 1)))
-    return [found[number] for number in range(len(found))]
+    seen_by_index = dict(states.see(tiny_model("llama"), conversations(30), LAYERS))
+    for seen_text in seen_by_index.values():
+        seen_text.text.ids = np.stack(
+            [seen_text.text.tokens[seen_text.text.places], seen_text.text.tokens[seen_text.text.places] * 0], 1
+        )
+        seen_text.text.logs = np.log(np.tile([[0.95, 0.04]], (len(seen_text.text.places), 1)))
+    return [seen_by_index[number] for number in range(len(seen_by_index))]
 
 
 def test_states_and_laws_are_the_targets_whatever_was_read_beside_them(tmp_path):
-    target, given = tiny_model("llama"), said(5)
-    [(path, tokens)] = states.capture(target, given, LAYERS, tmp_path, "taught")
-    assert tokens == sum(len(one.tokens) for one in given)
+    target, read_texts = tiny_model("llama"), conversations(5)
+    [(path, tokens)] = states.capture(target, read_texts, LAYERS, tmp_path, "taught")
+    assert tokens == sum(len(seen_text.tokens) for seen_text in read_texts)
     changed = path.stat().st_mtime_ns
-    list(states.capture(target, given, LAYERS, tmp_path, "taught"))
+    list(states.capture(target, read_texts, LAYERS, tmp_path, "taught"))
     assert path.stat().st_mtime_ns == changed
-    for one, own in zip(states.load_all(tmp_path, "taught"), given, strict=True):
+    for seen_text, conversation in zip(states.load_all(tmp_path, "taught"), read_texts, strict=True):
         with torch.inference_mode():
-            output = target(torch.tensor([own.tokens]), output_hidden_states=True)
+            output = target(torch.tensor([conversation.tokens]), output_hidden_states=True)
         expected = torch.stack(output.hidden_states, 2)[0].bfloat16()  # both layers, and the last one normed
-        assert torch.allclose(one.states[:, :2].float(), expected[:, :2].float(), atol=1e-2)
-        assert torch.allclose(one.states[:, -1].float(), expected[:, -1].float(), atol=1e-2)
+        assert torch.allclose(seen_text.states[:, :2].float(), expected[:, :2].float(), atol=1e-2)
+        assert torch.allclose(seen_text.states[:, -1].float(), expected[:, -1].float(), atol=1e-2)
         logs = output.logits[0].log_softmax(-1)
-        for place, ids, kept in zip(one.text.places, one.text.ids, one.text.logs, strict=True):
+        for place, ids, kept in zip(seen_text.text.places, seen_text.text.ids, seen_text.text.logs, strict=True):
             assert np.allclose(logs[place - 1][torch.from_numpy(ids).long()], kept, atol=1e-2)
     with pytest.raises(AdviceError, match="give more text"):
         states.load_all(tmp_path, "held")
@@ -108,18 +110,18 @@ def test_a_head_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(ki
         run(7, "stopped.pt", stop=True)  # the step that it comes in is not lost
     assert torch.load(tmp_path / "stopped.pt", weights_only=True)["step"] == 8
     again = run(25, "stopped.pt")
-    assert all(one.equal(other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    assert all(weight.equal(other) for weight, other in zip(whole.parameters(), again.parameters(), strict=True))
 
 
 def test_a_course_writes_a_head_that_can_be_loaded_and_what_it_has_learnt(tmp_path, monkeypatch):
-    target, given = tiny_model("llama"), said(26)
-    monkeypatch.setattr(states, "said_of", lambda record, number, tokenizer: given[number])
-    taught = course.capture(target, None, [{}] * len(given), tmp_path / "states", 100)
+    target, read_texts = tiny_model("llama"), conversations(26)
+    monkeypatch.setattr(states, "conversation_of", lambda record, number, tokenizer: read_texts[number])
+    taught = course.capture(target, None, [{}] * len(read_texts), tmp_path / "states", 100)
     assert len(taught.held) == 4
-    assert sum(len(one.text.tokens) for one in taught.taught) <= 100
-    told: list[dict] = []
+    assert sum(len(seen_text.text.tokens) for seen_text in taught.taught) <= 100
+    reports: list[dict] = []
     plan, hard = Plan("eagle3", 30), Lesson(steps=3, batch=40, depth=2)
-    [head] = course.teach(course.Target(target, "some/target"), taught, plan, hard, tmp_path, 3, told.append)
+    [head] = course.teach(course.Target(target, "some/target"), taught, plan, hard, tmp_path, 3, reports.append)
     theirs = load_head(tmp_path / "head", target)
     mine = dict(head.named_parameters()) | {"d2t": head.d2t}
     assert all(mine[name].equal(value) for name, value in theirs.state_dict().items())
@@ -161,12 +163,12 @@ class Letters:
 
 def test_records_become_tokens_of_which_the_targets_own_are_taught(tmp_path):
     tokens = Letters()
-    one = states.said_of(
+    read = states.conversation_of(
         {"id": "self/1", "user": "hi", "assistant": "yo", "ended": True, "temperature": 0.7}, 0, tokens
     )
-    assert (len(one.tokens), one.first, one.answer, one.about["temperature"]) == (8, 0, 5, 0.7)
-    other = states.said_of({"user": "hi", "assistant": "yo", "ended": False}, 4, tokens)
-    assert (len(other.tokens), other.first, other.answer, other.about["id"]) == (7, 4, 5, "4")
+    assert (len(read.tokens), read.first, read.answer, read.about["temperature"]) == (8, 0, 5, 0.7)
+    other_read = states.conversation_of({"user": "hi", "assistant": "yo", "ended": False}, 4, tokens)
+    assert (len(other_read.tokens), other_read.first, other_read.answer, other_read.about["id"]) == (7, 4, 5, "4")
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps({"user": "hi"}) + "\n")
     with pytest.raises(AdviceError, match=r"line 1 of .* has no user and assistant"):
@@ -182,23 +184,23 @@ def test_a_target_writes_its_own_text_and_goes_on_where_it_was_stopped(tmp_path,
     counts = list(own_text.write(target, Letters(), path, 30))
     assert counts[0] > first
     assert counts[-1] >= 30
-    found = states.records(path)
-    assert [one["id"] for one in found] == [f"self/{n}" for n in range(len(found))]
-    assert {one["temperature"] for one in found} <= {0.0, 0.7, 1.0}
-    assert {len(one["user"]) for one in found} <= {0, 1, 2, 3}
+    records = states.records(path)
+    assert [record["id"] for record in records] == [f"self/{n}" for n in range(len(records))]
+    assert {record["temperature"] for record in records} <= {0.0, 0.7, 1.0}
+    assert {len(record["user"]) for record in records} <= {0, 1, 2, 3}
 
 
 def test_the_command_trains_on_text_of_the_targets_own_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(own_text, "ROWS", 12)
     monkeypatch.setattr(own_text, "ANSWER", 8)
-    given = {"kind": train_head.Kind.medusa, "target": "embedded", "out": tmp_path, "tokens": 90, "vocabulary": 50}
-    train_head.train_head(**given, own=True, steps=2, batch=50, every=2, depth=2)
+    settings = {"kind": train_head.Kind.medusa, "target": "embedded", "out": tmp_path, "tokens": 90, "vocabulary": 50}
+    train_head.train_head(**settings, own=True, steps=2, batch=50, every=2, depth=2)
     assert "is ready: multidraft generate --target embedded --draft medusa:" in capsys.readouterr().err
     assert json.loads((tmp_path / "head" / "config.json").read_text())["medusa_num_heads"] == 2
     with pytest.raises(AdviceError, match="is of another lesson"):
-        train_head.train_head(**given, own=True, steps=3, batch=50, every=2, depth=2)
+        train_head.train_head(**settings, own=True, steps=3, batch=50, every=2, depth=2)
     with pytest.raises(AdviceError, match="one of the two"):
-        train_head.train_head(**given)
+        train_head.train_head(**settings)
 
 
 def text(length: int, seed: int, answer: int = 2, temperature: float = 1.0) -> Text:
@@ -227,9 +229,9 @@ def test_the_numbers_of_a_row_are_drawn_from_its_distribution_at_its_temperature
     logits = torch.randn(1, 7, generator=torch.Generator().manual_seed(0))
     grid = (np.arange(2_000) + 0.5) / 2_000
     drawn = np.concatenate([writing.sample(logits, [0.7], [number]) for number in grid])
-    found = np.bincount(drawn, minlength=7) / len(grid)
-    assert np.abs(found - (logits[0].double() / 0.7).softmax(0).numpy()).max() < 2 / len(grid)
-    assert np.abs(found - logits[0].double().softmax(0).numpy()).max() > 0.01  # at another temperature
+    frequencies = np.bincount(drawn, minlength=7) / len(grid)
+    assert np.abs(frequencies - (logits[0].double() / 0.7).softmax(0).numpy()).max() < 2 / len(grid)
+    assert np.abs(frequencies - logits[0].double().softmax(0).numpy()).max() > 0.01  # at another temperature
 
 
 def test_a_text_without_chance_ends_where_it_repeats_itself_and_a_model_answers_after_its_own_turn():
@@ -248,16 +250,16 @@ def test_a_text_without_chance_ends_where_it_repeats_itself_and_a_model_answers_
 
 def test_reading_texts_together_is_reading_them_alone():
     model = tiny_model("llama", vocab_size=100)
-    said = [teaching.Said(list(range(length)), 2, 4, {"id": str(length)}) for length in (12, 7, 9)]
-    together = teaching.read(model, said)
-    alone = [teaching.read(model, [one])[0] for one in said]
-    for one, other in zip(together, alone, strict=True):
-        assert one.about == other.about
-        assert one.places[0] == 3
-        assert np.allclose(one.logs, other.logs, atol=1e-4)
+    conversations = [teaching.Conversation(list(range(length)), 2, 4, {"id": str(length)}) for length in (12, 7, 9)]
+    together = teaching.read(model, conversations)
+    alone = [teaching.read(model, [conversation])[0] for conversation in conversations]
+    for conversation, other in zip(together, alone, strict=True):
+        assert conversation.about == other.about
+        assert conversation.places[0] == 3
+        assert np.allclose(conversation.logs, other.logs, atol=1e-4)
         with torch.inference_mode():
-            whole = model(torch.from_numpy(one.tokens)[None]).logits[0].log_softmax(-1)
-        for place, ids, logs in zip(one.places, one.ids, one.logs, strict=True):
+            whole = model(torch.from_numpy(conversation.tokens)[None]).logits[0].log_softmax(-1)
+        for place, ids, logs in zip(conversation.places, conversation.ids, conversation.logs, strict=True):
             assert np.allclose(whole[place - 1][torch.from_numpy(ids)], logs, atol=1e-4)
 
 
@@ -274,20 +276,20 @@ def test_the_student_begins_as_rows_and_layers_of_the_target_and_reads_others_as
 
 def test_the_overlap_is_the_sum_of_minima_by_hand():
     vocabulary = Vocabulary([1, 2], 4)
-    one = Text(np.array([0, 1]), np.array([1]), np.array([[2, 3, 1]]), np.log([[0.5, 0.3, 0.2]]), {})
-    logits, wanted = torch.log(torch.tensor([[0.6, 0.4]])), Wanted.of([one], vocabulary)
-    assert small_draft.overlap(logits, wanted, 1.0).item() == pytest.approx(0.2 + 0.4, abs=1e-3)
-    loss = small_draft.loss_of(logits, wanted, 0.0).item()
+    text = Text(np.array([0, 1]), np.array([1]), np.array([[2, 3, 1]]), np.log([[0.5, 0.3, 0.2]]), {})
+    logits, targets = torch.log(torch.tensor([[0.6, 0.4]])), Wanted.of([text], vocabulary)
+    assert small_draft.overlap(logits, targets, 1.0).item() == pytest.approx(0.2 + 0.4, abs=1e-3)
+    loss = small_draft.loss_of(logits, targets, 0.0).item()
     assert loss == pytest.approx(-0.5 * np.log(0.4) - 0.2 * np.log(0.6), abs=1e-2)
-    mixed = small_draft.loss_of(logits, wanted, 0.5).item()
+    mixed = small_draft.loss_of(logits, targets, 0.5).item()
     assert mixed == pytest.approx(loss / 2 - 0.5 * np.log(0.6), abs=1e-2)
 
 
 def test_a_draft_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(small_draft, "CHECKPOINT", 3)
     target = tiny_model("llama", vocab_size=WORDS)
-    given = [text(20, seed) for seed in range(12)]
-    vocabulary = Vocabulary(texts.frequent(given, 20, WORDS), WORDS)
+    taught_texts = [text(20, seed) for seed in range(12)]
+    vocabulary = Vocabulary(texts.frequent(taught_texts, 20, WORDS), WORDS)
     lesson = small_draft.Lesson(
         layers=(0,), steps=30, batch=80, warmup=2, learning_rate=0.05, embedding_learning_rate=0.05
     )
@@ -295,18 +297,20 @@ def test_a_draft_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(t
     def run(steps: int, name: str) -> small_draft.LlamaForCausalLM:
         path = tmp_path / name
         return next(
-            draft for step, _, draft in small_draft.train(target, given, vocabulary, lesson, path) if step == steps
+            draft
+            for step, _, draft in small_draft.train(target, taught_texts, vocabulary, lesson, path)
+            if step == steps
         )
 
-    before = small_draft.acceptance(small_draft.student(target, (0,), vocabulary), given, vocabulary)
+    before = small_draft.acceptance(small_draft.student(target, (0,), vocabulary), taught_texts, vocabulary)
     whole = run(30, "whole.pt")
-    after = small_draft.acceptance(whole, given, vocabulary)
+    after = small_draft.acceptance(whole, taught_texts, vocabulary)
     assert after["T=1"] > before["T=1"] + 0.2
     assert after["covered"] == pytest.approx(20 / WORDS, abs=0.1)
     run(7, "stopped.pt")  # a checkpoint after six
     again = run(30, "stopped.pt")
     assert json.dumps(again.config.target_ids) == json.dumps(vocabulary.target_ids)
-    assert all(one.equal(other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    assert all(weight.equal(other) for weight, other in zip(whole.parameters(), again.parameters(), strict=True))
 
 
 class Counting(writing.Reader):
@@ -316,10 +320,16 @@ class Counting(writing.Reader):
         self.held: dict[int, int] = {}
         self.passes: list[list[int]] = []
 
-    def tokens(self, said: str) -> list[int]:
-        if said == writing.SYSTEM:
+    def tokens(self, conversations: str) -> list[int]:
+        if conversations == writing.SYSTEM:
             return [1]
-        return [0] if said == writing.END else [1, 2] if said.startswith("\n") else [1, 2, len(said) % 7 + 2]
+        return (
+            [0]
+            if conversations == writing.END
+            else [1, 2]
+            if conversations.startswith("\n")
+            else [1, 2, len(conversations) % 7 + 2]
+        )
 
     def forget(self, sequence: int) -> None:
         self.held[sequence] = 0
@@ -336,14 +346,14 @@ class Counting(writing.Reader):
 
 def test_rows_that_end_are_replaced_at_once_and_every_text_has_its_own_distributions(tmp_path):
     reader, prompts = Counting(), [writing.Prompt(n, str(n), None if n % 2 else "x" * n) for n in range(9)]
-    found = list(writing.written(reader, iter(prompts), 4, lambda count: None))
-    assert sorted(one.about["number"] for one in found) == list(range(9))
+    texts = list(writing.written(reader, iter(prompts), 4, lambda count: None))
+    assert sorted(text.about["number"] for text in texts) == list(range(9))
     assert all(row == sorted(row) for row in reader.passes)
     assert max(map(len, reader.passes)) == 4
     assert [len(row) for row in reader.passes].count(4) > len(reader.passes) / 2
-    for one in found:
-        written = one.tokens[one.places] == (one.tokens[one.places - 1] + 1) % 100
-        assert (one.ids[written, 0] == one.tokens[one.places[written]]).all()
-        assert one.tokens[-1] == 0
-        assert len(one.ids) == len(one.logs) == len(one.places)
-        assert one.places[0] == 2  # behind the system's line and the first token
+    for text in texts:
+        written = text.tokens[text.places] == (text.tokens[text.places - 1] + 1) % 100
+        assert (text.ids[written, 0] == text.tokens[text.places[written]]).all()
+        assert text.tokens[-1] == 0
+        assert len(text.ids) == len(text.logs) == len(text.places)
+        assert text.places[0] == 2  # behind the system's line and the first token

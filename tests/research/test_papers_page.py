@@ -51,22 +51,22 @@ def rows(section: str) -> list[list[str]]:
 
 def named(cells: list[str], kind: str) -> set[str]:
     """The numbers that first cells name of a kind: "Tables 2, 3 and 5", "Figures 4 to 6"."""
-    found: set[str] = set()
+    names: set[str] = set()
     for cell in cells:
         for listed in re.findall(rf"{kind}s? ({NUMBER}(?:(?:, | and | to ){NUMBER})*)", cell):
-            found |= set(re.findall(NUMBER, listed))
+            names |= set(re.findall(NUMBER, listed))
             for first, last in re.findall(r"(\d+) to (\d+)", listed):
-                found |= {str(number) for number in range(int(first), int(last) + 1)}
-    return found
+                names |= {str(number) for number in range(int(first), int(last) + 1)}
+    return names
 
 
 @pytest.mark.parametrize("paper", NUMBERED)
 def test_everything_that_a_paper_numbers_has_a_row_and_no_cell_is_empty(paper) -> None:
-    found = rows(SECTIONS[paper])
-    first = [row[0].replace("Lemmas", "Lemma").replace("Theorems", "Theorem") for row in found]
+    table_rows = rows(SECTIONS[paper])
+    first = [row[0].replace("Lemmas", "Lemma").replace("Theorems", "Theorem") for row in table_rows]
     for kind, numbers in NUMBERED[paper].items():
         assert named(first, kind) == set(numbers.split()), kind
-    for row in found:
+    for row in table_rows:
         assert len(row) == 4, row
         assert all(row), row
         assert "not run" not in row[-1], row

@@ -59,12 +59,12 @@ LAWS += [Greedy(2, 0.6), Anchored(2, 0.6), Top(2, 0.6), SpecHub(2, 0.6)]  # draf
 
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, float, Outcome]:
     """The exact law of the emitted token, the acceptance rate, and the outcome of every tuple."""
-    found = over_all_tuples(rule, law, target[None], drafting(law, draft)[None])
-    outcome = found.outcome
+    summed = over_all_tuples(rule, law, target[None], drafting(law, draft)[None])
+    outcome = summed.outcome
     assert (outcome.accept >= 0).all()
     assert (outcome.residual >= 0).all()
     assert (outcome.accept.sum(-1) + outcome.residual.sum(-1) <= 1 + EXACT).all()
-    return found.emitted[0], float(found.acceptance), outcome
+    return summed.emitted[0], float(summed.acceptance), outcome
 
 
 def pair_of(seed: int, V: int, spread: float = 3.0, noise: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -144,8 +144,8 @@ def assert_feasible(moved: Moved, target: np.ndarray) -> None:
     network = moved.network
     assert (moved.mass >= 0).all()
     assert (moved.received(len(target)) <= target * (1 + 1e-15) + 1e-300).all()
-    given = np.bincount(network.owner, moved.mass, minlength=len(network.probability))
-    assert (given <= network.probability * (1 + 1e-14) + 1e-300).all()
+    moved_mass = np.bincount(network.owner, moved.mass, minlength=len(network.probability))
+    assert (moved_mass <= network.probability * (1 + 1e-14) + 1e-300).all()
 
 
 SIZES = [(10, 5), (100, 2), (40, 3), (30, 4), (3, 64)]
@@ -349,11 +349,11 @@ def test_global_resolution_is_within_its_stated_deviation(drafts: int, total: fl
         stated = float(outcome.deviation.max())
         assert float((emitted - total * p).abs().sum()) <= stated + EXACT, label
         assert stated <= 15e-3, label
-        found = rule.node((total * p).numpy(), q.numpy(), drafts, draft_probability).found
-        assert found.failure is None, label
+        resolution = rule.node((total * p).numpy(), q.numpy(), drafts, draft_probability).resolution
+        assert resolution.failure is None, label
         loss = float(optimal_iid(total * p, q, drafts, draft_probability)) - rate
-        assert abs(loss) <= found.loss + EXACT, label
-        assert found.loss <= 5e-3, label
+        assert abs(loss) <= resolution.loss + EXACT, label
+        assert resolution.loss <= 5e-3, label
 
 
 def test_global_resolution_tends_to_the_optimum_and_says_why_it_failed() -> None:
@@ -375,8 +375,8 @@ def inner_fails() -> tuple[GlobalResolution, Tensor, Tensor, Law]:
     for seed in range(100):
         p, q = pair_of(seed, 5, noise=2.0)
         rule = GlobalResolution(tolerance=1e-5, iterations=6, fallback="naive")
-        found = rule.node(p, q, 2).found
-        if found.failure and "inner" in found.failure and len(found.outer.tokens) > 1:
+        resolution = rule.node(p, q, 2).resolution
+        if resolution.failure and "inner" in resolution.failure and len(resolution.outer.tokens) > 1:
             return rule, torch.from_numpy(p), torch.from_numpy(q), Iid(2)
     raise AssertionError("no such pair")
 
@@ -407,7 +407,7 @@ def test_falling_back_by_tuple_would_bias_the_output() -> None:
     accept, residual = tempting.accept.clone(), tempting.residual.clone()
     for row, x in enumerate(drafted):
         tokens = x.unique().numpy()
-        if (~node.found.split.inside[tokens]).any():  # the outer system alone, which was solved
+        if (~node.resolution.split.inside[tokens]).any():  # the outer system alone, which was solved
             share = dict(zip(tokens.tolist(), node.accept(tokens), strict=True))
             accept[row] = torch.tensor([share[int(x[0])], share[int(x[1])] if x[0] != x[1] else 0.0])
             residual[row] = (1 - accept[row].sum()) * torch.from_numpy(node.next_target)
@@ -540,9 +540,9 @@ def test_global_resolution_success_by_size() -> None:
     solved, tight = {}, {}
     for k, drafts in ((10, 2), (10, 3), (10, 4), (10, 5), (100, 2), (100, 3)):
         pairs = [top_pair(seed, k) for seed in range(60)]
-        found = [resolve(*pair, drafts) for pair in pairs]
-        assert all(x.deviation <= 15e-3 for x in found if x.failure is None)
-        solved[k, drafts] = sum(x.failure is None for x in found)
+        resolutions = [resolve(*pair, drafts) for pair in pairs]
+        assert all(x.deviation <= 15e-3 for x in resolutions if x.failure is None)
+        solved[k, drafts] = sum(x.failure is None for x in resolutions)
         tight[k, drafts] = sum(resolve(p / p.sum(), q, drafts).failure is None for p, q in pairs)
     assert all(solved[10, n] >= 57 for n in (2, 3, 4, 5)), solved
     assert solved[100, 2] <= 40, solved

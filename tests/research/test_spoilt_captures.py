@@ -72,9 +72,9 @@ def check_tensors(kept: Kept, one_in: int) -> list[bool]:
 def test_spoilt_captures(top_k: int | None, one_in: int, tmp_path: Path) -> None:
     kept = Kept(tmp_path, top_k)
     assert kept.loads("as it is")
-    for found in (check(kept, one_in), check_tensors(kept, one_in)):
-        assert found
-        assert not all(found)
+    for outcomes in (check(kept, one_in), check_tensors(kept, one_in)):
+        assert outcomes
+        assert not all(outcomes)
 
 
 def test_a_shard_has_what_its_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

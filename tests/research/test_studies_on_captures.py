@@ -54,31 +54,31 @@ def pair(temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_acceptance_is_that_of_every_tuple() -> None:
     """Two drafts of 34 tokens can be summed over; the scheme with sampled tuples lies within five of its errors."""
-    found = entries(rates.compared(part(), 0.7, 2, "x"))
+    cells = entries(rates.compared(part(), 0.7, 2, "x"))
     target, draft = pair(0.7)
     for name in rates.COMPARED:
         s = md.scheme(name, drafts=2)
         exact = over_all_tuples(s.entry.rule, s.law, target, draft).acceptance.tolist()
         close = 1e-9 if s.expected_acceptance(target, draft) is not None else 0.15
-        assert found["acceptance", name, "x"] == pytest.approx(sum(exact) / len(exact), abs=close)
+        assert cells["acceptance", name, "x"] == pytest.approx(sum(exact) / len(exact), abs=close)
         best = md.optimal_acceptance_rate(target, draft, law=s.law.name, drafts=2)
-        assert found["acceptance", f"{s.law.name} optimum", "x"] == pytest.approx(float(best.mean()), abs=1e-9)
-        gap = found["acceptance", name, "x"] - found["acceptance", f"{s.law.name} optimum", "x"]
-        assert found["below the optimum", name, "x"] == pytest.approx(gap, abs=1e-9)
+        assert cells["acceptance", f"{s.law.name} optimum", "x"] == pytest.approx(float(best.mean()), abs=1e-9)
+        gap = cells["acceptance", name, "x"] - cells["acceptance", f"{s.law.name} optimum", "x"]
+        assert cells["below the optimum", name, "x"] == pytest.approx(gap, abs=1e-9)
 
 
 def test_schemes_of_a_user_are_compared_too() -> None:
     """A rule by its place, and one by its name, in the studies that compare schemes; others refuse them."""
-    more = ("multidraft.verification.rules:naive,law=iid", "top:naive")
-    found = entries(rates.compared(replace(part(), schemes=more), 0.7, 2, "x"))
-    assert found["acceptance", more[0], "x"] < found["acceptance", "iid optimum", "x"]
-    assert found["acceptance", more[1], "x"] == pytest.approx(found["acceptance", "top optimum", "x"], abs=1e-9)
+    names = ("multidraft.verification.rules:naive,law=iid", "top:naive")
+    cells = entries(rates.compared(replace(part(), schemes=names), 0.7, 2, "x"))
+    assert cells["acceptance", names[0], "x"] < cells["acceptance", "iid optimum", "x"]
+    assert cells["acceptance", names[1], "x"] == pytest.approx(cells["acceptance", "top optimum", "x"], abs=1e-9)
 
 
 def test_every_prompt_counts_for_its_task_and_for_all() -> None:
     records = [{"id": str(i), "cells": list(by_task.measure(part(i)))} for i in range(3)]
-    found = {place: ratio(own) for place, own in sums(records).items()}
-    everything, even, odd = (found["acceptance", "iid:lorenz", column] for column in ("all", "even", "odd"))
+    ratios = {place: ratio(sums_of_place) for place, sums_of_place in sums(records).items()}
+    everything, even, odd = (ratios["acceptance", "iid:lorenz", column] for column in ("all", "even", "odd"))
     assert (everything.prompts, even.prompts, odd.prompts) == (3, 2, 1)
     assert odd.standard_error is None
     assert everything.value == pytest.approx((6 * even.value + 3 * odd.value) / 9)
@@ -89,33 +89,33 @@ def test_every_prompt_counts_for_its_task_and_for_all() -> None:
 
 def test_at_temperature_zero_the_target_is_accepted_where_it_is_among_the_likeliest(monkeypatch) -> None:
     monkeypatch.setattr(candidates, "COUNTS", (1, 4))
-    found = entries(candidates.measure(part()))
+    cells = entries(candidates.measure(part()))
     best = PAIRS[0].target.argmax(-1)
     rank = (PAIRS[0].draft > PAIRS[0].draft.gather(-1, best[:, None])).sum(-1)
     for n in candidates.COUNTS:
-        with_others = found["acceptance", candidates.row("without_replacement:recursive_rejection", 0.0), float(n)]
+        with_others = cells["acceptance", candidates.row("without_replacement:recursive_rejection", 0.0), float(n)]
         assert with_others == pytest.approx(float((rank < n).double().mean()), abs=1e-6)
-        alone = found["acceptance", candidates.row("iid:recursive_rejection", 0.0), float(n)]
+        alone = cells["acceptance", candidates.row("iid:recursive_rejection", 0.0), float(n)]
         assert alone == pytest.approx(float((rank < 1).double().mean()), abs=1e-6)
 
 
 def test_randomised_drafting_is_counted_step_by_step() -> None:
     """Over every draft and none: tokens of a step over its time, and the paper's mean of rates."""
-    found = entries(randomised.measure(part()))
+    cells = entries(randomised.measure(part()))
     target, draft = pair()
     a, ratio_of_costs = 0.7, 0.6
     accepted = (draft * torch.minimum(torch.ones(()), target / (a * draft))).sum(-1)  # of a draft that was made
     tokens, time = 1 + a * accepted.mean(), 1 + a * ratio_of_costs
-    assert found["acceptance", "per drafted token", a] == pytest.approx(float(accepted.mean()), abs=1e-9)
+    assert cells["acceptance", "per drafted token", a] == pytest.approx(float(accepted.mean()), abs=1e-9)
     name = randomised.row(ratio_of_costs)
-    assert found["long run", name, a] == pytest.approx(float(tokens / time), abs=1e-9)
+    assert cells["long run", name, a] == pytest.approx(float(tokens / time), abs=1e-9)
     rate = a * (1 + accepted) / (1 + ratio_of_costs) + (1 - a)
-    assert found["mean of rates", name, a] == pytest.approx(float(rate.mean()), abs=1e-9)
-    assert found["long run", name, a] != pytest.approx(float(rate.mean()), abs=1e-3)
+    assert cells["mean of rates", name, a] == pytest.approx(float(rate.mean()), abs=1e-9)
+    assert cells["long run", name, a] != pytest.approx(float(rate.mean()), abs=1e-3)
 
 
 def test_optima_of_cut_drafts_are_those_of_the_cut_distribution() -> None:
-    found, both = entries(top_k.measure(part())), entries(greedy_or_iid.measure(part()))
+    cut_cells, greedy_cells = entries(top_k.measure(part())), entries(greedy_or_iid.measure(part()))
     target, draft = pair()
     kept = draft >= draft.topk(10).values[:, -1:]
     cut = torch.where(kept, draft, 0.0)
@@ -123,29 +123,29 @@ def test_optima_of_cut_drafts_are_those_of_the_cut_distribution() -> None:
     for n, law in product((2, 4), ("iid", "greedy")):
         best = float(md.optimal_acceptance_rate(target, cut, law=law, drafts=n).mean())
         name = "i.i.d." if law == "iid" else law
-        assert both["acceptance", f"{name}, k = 10", float(n)] == pytest.approx(best, abs=1e-9)
+        assert greedy_cells["acceptance", f"{name}, k = 10", float(n)] == pytest.approx(best, abs=1e-9)
         if law == "iid":
-            assert found["acceptance", "k = 10", float(n)] == pytest.approx(best, abs=1e-9)
+            assert cut_cells["acceptance", "k = 10", float(n)] == pytest.approx(best, abs=1e-9)
 
 
 def test_only_the_target_is_cooled() -> None:
-    found = entries(target_temperature.measure(part()))
+    cells = entries(target_temperature.measure(part()))
     target, draft = distribution(PAIRS[0].target.double(), 0.4), distribution(PAIRS[0].draft.double(), 1.0, 10)
     best = float(md.optimal_acceptance_rate(target, draft, law="iid", drafts=4).mean())
-    assert found["acceptance", "k = 10, 4 drafts", 0.4] == pytest.approx(best, abs=1e-9)
-    assert ("failures", "(100, 2)", 0.4) not in found  # no 100 tokens
+    assert cells["acceptance", "k = 10, 4 drafts", 0.4] == pytest.approx(best, abs=1e-9)
+    assert ("failures", "(100, 2)", 0.4) not in cells  # no 100 tokens
 
 
 def test_a_paired_error_is_that_of_the_differences() -> None:
     """The difference of two entries, and the entry that is made of differences, are one number with one error."""
     records = [{"id": str(i), "cells": list(rates.compared(part(i), 1.0, 3, "x"))} for i in range(3)]
-    found = sums(records)
+    sums_by_place = sums(records)
     name = "iid:recursive_rejection"
-    apart = difference(found["acceptance", name, "x"], found["acceptance", "iid optimum", "x"])
-    together = ratio(found["below the optimum", name, "x"])
+    apart = difference(sums_by_place["acceptance", name, "x"], sums_by_place["acceptance", "iid optimum", "x"])
+    together = ratio(sums_by_place["below the optimum", name, "x"])
     assert apart.value == pytest.approx(together.value, abs=1e-12)
     assert apart.standard_error == pytest.approx(together.standard_error, abs=1e-12)
-    unpaired = ratio(found["acceptance", name, "x"]).standard_error
+    unpaired = ratio(sums_by_place["acceptance", name, "x"]).standard_error
     assert apart.standard_error < unpaired
 
 
@@ -154,12 +154,12 @@ def test_the_error_of_a_ratio_is_its_spread() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(1, 20, (400, 60), generator=generator).double()
     totals = weights * torch.rand(400, 60, generator=generator, dtype=torch.float64)
-    made = [
+    ratios = [
         ratio({str(i): pair for i, pair in enumerate(zip(t, w, strict=True))})
         for t, w in zip(totals.tolist(), weights.tolist(), strict=True)
     ]
-    spread = torch.tensor([one.value for one in made]).std()
-    claimed = torch.tensor([one.standard_error for one in made]).mean()
+    spread = torch.tensor([estimate.value for estimate in ratios]).std()
+    claimed = torch.tensor([estimate.standard_error for estimate in ratios]).mean()
     assert float(claimed / spread) == pytest.approx(1, abs=0.15)
     naive = (totals / weights).std(-1).mean() / 60**0.5  # as if all prompts weighed the same
     assert abs(float(naive / spread) - 1) > 0.1
@@ -219,8 +219,8 @@ LAW, SUM = (approximate.row(TOLERANCE, what) for what in (approximate.LAW, appro
 def deviations(recording: Recording, drawn: list[int] | None) -> dict[tuple[str, float], float]:
     """What the study of several approximate steps reports."""
     cells = approximate.measure(Captured(recording, "task", torch.Generator(), drawn and torch.tensor(drawn)))
-    found = entries(cell for cell in cells if cell.panel == approximate.DEVIATION)
-    return {place[1:]: value for place, value in found.items()}
+    cells_of_panel = entries(cell for cell in cells if cell.panel == approximate.DEVIATION)
+    return {place[1:]: value for place, value in cells_of_panel.items()}
 
 
 def emitted(recording: Recording) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,11 +238,11 @@ def emitted(recording: Recording) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_deviation_of_approximate_steps_is_that_of_every_tuple_and_on_the_average_the_norm() -> None:
     recording, text = random_pairs(3, 12, 4), [1, 5, 7]
     target, laws = emitted(recording)
-    found, single = deviations(recording, text), (laws - target).abs().sum(-1)
+    measured, single = deviations(recording, text), (laws - target).abs().sum(-1)
     assert single.max() > 1e-4
     ratio = laws[range(3), text] / target[range(3), text]
     expected = [float(value) for value in (single.mean(), single[:2].sum(), (ratio[:2].prod() - 1).abs())]
-    assert [found[place] for place in ((SUM, 1.0), (SUM, 2.0), (LAW, 2.0))] == pytest.approx(expected, abs=1e-9)
+    assert [measured[place] for place in ((SUM, 1.0), (SUM, 2.0), (LAW, 2.0))] == pytest.approx(expected, abs=1e-9)
     untold = {row for row, _ in deviations(recording, None)}  # text that the target did not draw
     assert not any(approximate.LAW in row for row in untold)
     recording = random_pairs(2, 4, 1)

@@ -62,9 +62,9 @@ def entries(cells) -> dict[tuple[str, str, str | float], Cell]:
     return {(cell.panel, cell.row, cell.column): cell for cell in cells}
 
 
-def agree(found, row: str, column: str | float, info) -> None:
+def agree(cells, row: str, column: str | float, info) -> None:
     """The entries are those of a run, and its seconds are compared with those of plain decoding."""
-    efficiency, acceptance, speed = (found[panel, row, column] for panel in ("block efficiency", "acceptance", "speed"))
+    efficiency, acceptance, speed = (cells[panel, row, column] for panel in ("block efficiency", "acceptance", "speed"))
     assert efficiency.total / efficiency.weight == pytest.approx(info.block_efficiency)
     assert (acceptance.total, acceptance.weight) == (info.accepted, info.accepted + info.corrected)
     assert speed.total > 0
@@ -85,7 +85,7 @@ RANDOM = dict(scheme="iid:lorenz,draft_probability=0.5", tree="1", walk="commit"
 
 
 @pytest.mark.parametrize(
-    ("study", "some", "place", "how"),
+    ("study", "constants", "place", "how"),
     [
         (trees, SMALL, ("anchored:lorenz, deferred", "small, T = 0.6"), OURS),
         (verification, {"TREES": ("4x2x2",)}, ("MCNS", "4x2x2"), PATHS),
@@ -96,8 +96,8 @@ RANDOM = dict(scheme="iid:lorenz,draft_probability=0.5", tree="1", walk="commit"
     ],
     ids=["trees", "verification", "configurations", "blocks", "several steps", "randomised"],
 )
-def test_studies_are_of_what_the_papers_do(monkeypatch, study, some, place, how) -> None:
-    for name, kept in some.items():
+def test_studies_are_of_what_the_papers_do(monkeypatch, study, constants, place, how) -> None:
+    for name, kept in constants.items():
         monkeypatch.setattr(study, name, kept)
     agree(entries(study.measure(ASKED)), *place, decoded(**how))
 
@@ -106,18 +106,18 @@ def test_studies_are_of_what_the_papers_do(monkeypatch, study, some, place, how)
 @pytest.mark.parametrize("name", [name for name, listed in LISTED.items() if listed.on_models])
 def test_each_study_is_one_command(tmp_path, name) -> None:
     """Two prompts of the embedded pair, and again without any work."""
-    asked = ["study", name, "--out", str(tmp_path), "--limit", "2", "--new-tokens", "3", "--json"]
-    first = run(*asked)
+    words = ["study", name, "--out", str(tmp_path), "--limit", "2", "--new-tokens", "3", "--json"]
+    first = run(*words)
     assert first.exit_code == 0, first.output
     data = json.loads(first.stdout)
     assert len(data["findings"]) == len(LISTED[name].study().findings)
     assert all((tmp_path / f"{name}.{ending}").stat().st_size > 5_000 for ending in ("png", "svg"))
-    assert json.loads(run(*asked).stdout) == data
+    assert json.loads(run(*words).stdout) == data
 
 
 def tables() -> tuple[TableModel, TableModel]:
-    one, other = (TableModel(random_table(3, 4, seed, 0.7), 3) for seed in (1, 2))
-    return one, other
+    target, draft = (TableModel(random_table(3, 4, seed, 0.7), 3) for seed in (1, 2))
+    return target, draft
 
 
 def fixed(name: str, walk: str = "deferred") -> DecodeConfig:
@@ -125,9 +125,9 @@ def fixed(name: str, walk: str = "deferred") -> DecodeConfig:
     return DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(tree), walk, measure=0)
 
 
-def growing(one: float) -> DecodeConfig:
+def growing(rate: float) -> DecodeConfig:
     policy = Growing(8, 2)
-    policy.price(rates(one, second=0.0), costs(1.0, 0.1, 0.02), 1.0)
+    policy.price(rates(rate, second=0.0), costs(1.0, 0.1, 0.02), 1.0)
     return DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0)
 
 
@@ -148,8 +148,8 @@ def test_a_trial_leaves_the_state_as_it_was_and_time_is_counted_in_passes_of_the
     assert tried(state, growing(0.6)).tokens > 1
     assert not state.used
     trial = tried(state, fixed("2x1"))
-    found = {cell.row: cell for cell in adaptive.cells("model, prose", "2x1", 1.0, trial)}
-    cell = found["level 0.12, node 0.02|2x1"]
+    cells_by_row = {cell.row: cell for cell in adaptive.cells("model, prose", "2x1", 1.0, trial)}
+    cell = cells_by_row["level 0.12, node 0.02|2x1"]
     assert (cell.total, cell.weight) == (trial.tokens, pytest.approx(1 + 2 * 0.12 + 4 * 0.02))
 
 
@@ -161,7 +161,7 @@ def test_without_confidence_growing_is_as_good_as_the_best_fixed_tree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "price", "limits", "tree"),
+    ("true_rates", "price", "limits", "tree"),
     [
         (rates(0.0, second=0.0), costs(), {}, NO_DRAFTS),
         (rates(0.9), costs(node=DEAR), {}, NO_DRAFTS),
@@ -170,30 +170,30 @@ def test_without_confidence_growing_is_as_good_as_the_best_fixed_tree() -> None:
         (rates(1.0), costs(level=0.0, node=0.01), dict(depth=6), Tree.levels([1] * 6)),
     ],
 )
-def test_the_best_tree_where_something_costs_or_gives_nothing(found, price, limits, tree) -> None:
-    assert best_tree(found, price, 1, **limits)[0] == tree
+def test_the_best_tree_where_something_costs_or_gives_nothing(true_rates, price, limits, tree) -> None:
+    assert best_tree(true_rates, price, 1, **limits)[0] == tree
 
 
 @pytest.mark.parametrize(("accepted", "level"), [(0.8, 1.0), (0.6, 2.0), (0.9, 3.0), (0.3, 2.9)])
 def test_a_chain_has_the_best_length(accepted: float, level: float) -> None:
     """Further drafts add nothing, so that tokens and seconds are sums of a series."""
-    one = rates(accepted, second=0.0)
-    found, rho = best_tree(one, costs(level=level, node=1e-6), 1)
+    true_rates = rates(accepted, second=0.0)
+    tree, rho = best_tree(true_rates, costs(level=level, node=1e-6), 1)
     lengths = {n: sum(accepted**d for d in range(n + 1)) / (10 + n * level) for n in (0, 1, 2, 3, 4, 6, 8)}
     assert rho == pytest.approx(max(lengths.values()), rel=1e-5)
-    assert len(found) - 1 == max(lengths, key=lengths.__getitem__)
+    assert len(tree) - 1 == max(lengths, key=lengths.__getitem__)
 
 
-@pytest.mark.parametrize("one", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("price", [costs(level=0.7, node=0.2, read=0.1), costs(level=2.0, node=0.05)])
-def test_no_k_config_is_faster_than_what_is_found(one: float, price: object) -> None:
+def test_no_k_config_is_faster_than_what_is_found(rate: float, price: object) -> None:
     """All that shrink with depth, up to four drafts a node and 32 nodes; and trees to choose from are within limits."""
-    best = best_tree(rates(one), price, 1)[1]
+    best = best_tree(rates(rate), price, 1)[1]
     for first, second, length in product(range(1, 5), range(1, 5), range(5)):
         tree = Tree.levels([first, second, *[1] * length])
         if second <= first and len(tree) <= 33:
-            assert speed(tree, rates(one), price, 1) <= 1.005 * best
-    trees = menu(rates(one), price, 1, nodes=6, depth=3)
+            assert speed(tree, rates(rate), price, 1) <= 1.005 * best
+    trees = menu(rates(rate), price, 1, nodes=6, depth=3)
     assert {*trees} >= {NO_DRAFTS, *common(6, 3)}
     assert all(len(tree) <= 7 and tree.depth <= 3 for tree in trees)
 
@@ -207,20 +207,20 @@ def test_every_draft_has_the_rows_of_its_own_study(tmp_path, monkeypatch, unchec
     monkeypatch.setattr(candidates, "COUNTS", (4,))
     monkeypatch.setattr(candidates, "TEMPERATURES", (1.0,))
     models = save_pair(tmp_path / "models")
-    asked = ["--prompts", written(models / "prompts.jsonl", "the old", "a storm", "and alone"), "--new-tokens", 6]
+    words = ["--prompts", written(models / "prompts.jsonl", "the old", "a storm", "and alone"), "--new-tokens", 6]
     target, draft = (models / name for name in ("target", "draft"))
 
     def study(name: str, *drafts: Path) -> tuple[object, ...]:
-        named = [word for one in drafts for word in ("--draft", one)]
-        return ("study", name, "--target", target, *named, *asked, "--out", tmp_path / "-".join(d.name for d in drafts))
+        named = [word for drafter in drafts for word in ("--draft", drafter)]
+        return ("study", name, "--target", target, *named, *words, "--out", tmp_path / "-".join(d.name for d in drafts))
 
-    both, expected = printed(*study("candidates", draft, target)), {}
-    for one in (draft, target):
-        own = printed(*study("candidates", one))
-        expected |= {(p, f"{one}: {r}", c): value for (p, r, c), value in values(own).items()}
-    assert values(both) == expected
-    assert json.loads((tmp_path / "draft-target" / "candidates.json").read_text()) == both
-    verdicts = [one["verdict"] for one in both["findings"]]
+    results, expected = printed(*study("candidates", draft, target)), {}
+    for drafter in (draft, target):
+        own_results = printed(*study("candidates", drafter))
+        expected |= {(p, f"{drafter}: {r}", c): value for (p, r, c), value in values(own_results).items()}
+    assert values(results) == expected
+    assert json.loads((tmp_path / "draft-target" / "candidates.json").read_text()) == results
+    verdicts = [drafter["verdict"] for drafter in results["findings"]]
     assert (len(verdicts), verdicts[-2:]) == (6, ["shown", "shown"])  # the target drafts better for itself
     ends_with_advice(run(*study("all", draft, target)), "takes one --draft")
 
@@ -230,14 +230,14 @@ def test_the_table_of_acceptance_agrees_with_the_schemes(tmp_path) -> None:
     lines = {(li.scheme, li.drafts): li for li in measure(pairs, cases([1.0], [2, 3]))}
     p, q = pairs.target.double().softmax(-1), pairs.draft.double().softmax(-1)
     rate = float(md.optimal_acceptance_rate(p, q, law="iid", drafts=3).mean())
-    for found in (lines["iid:lorenz", 3].acceptance_rate, lines["iid:lorenz", 3].optimal_acceptance_rate):
-        assert found == pytest.approx(rate, abs=1e-12)
+    for measured_rate in (lines["iid:lorenz", 3].acceptance_rate, lines["iid:lorenz", 3].optimal_acceptance_rate):
+        assert measured_rate == pytest.approx(rate, abs=1e-12)
     assert ("spechub:spechub", 3) not in lines
     for line in lines.values():  # a sampled one is within five of its errors but once in 10^6, and no seed is drawn
         noise = 0.0 if line.method == "formula" else 5 * line.standard_error
         assert line.acceptance_rate <= line.optimal_acceptance_rate + noise + 1e-9, line
     folder = keep(tmp_path, random_pairs(2, 20, seed=0))
-    asked = ["acceptance", "--capture", folder, "--temperature", 1, "--drafts", 2]
-    assert "anchored:lorenz" in {line["scheme"] for line in printed(*asked)["results"]}
-    assert "anchored:lorenz" in run(*asked).stdout
+    words = ["acceptance", "--capture", folder, "--temperature", 1, "--drafts", 2]
+    assert "anchored:lorenz" in {line["scheme"] for line in printed(*words)["results"]}
+    assert "anchored:lorenz" in run(*words).stdout
     ends_with_advice(run("acceptance", "--capture", "nowhere"), "multidraft capture")

@@ -107,25 +107,25 @@ def test_pictures_are_written_or_what_stands_in_their_way_is_said(tmp_path, monk
 
 
 def estimates(records: list[dict]) -> dict:
-    return {place: ratio(own) for place, own in sums(records).items()}
+    return {place: ratio(sums_of_place) for place, sums_of_place in sums(records).items()}
 
 
 def test_walks_are_those_of_the_command(monkeypatch) -> None:
     monkeypatch.setattr(walks, "TREES", ("1x1", "2"))
     monkeypatch.setattr(walks, "SCHEMES", ("iid:lorenz",))
-    found = estimates([walks.OverTables(2, 5)(case) for case in range(2)])
+    estimated = estimates([walks.OverTables(2, 5)(case) for case in range(2)])
     for s, tree in walks.jobs(walks.SCHEMES, walks.TREES, 2):
         line = measure(s, tree, 2, 2, 5)
         for walk, accepted in (line.walks | {walks.BOUND: line.bound}).items():
-            assert found[walks.ACCEPTED, walks.row(s.name, walk), tree].value == pytest.approx(accepted, abs=1e-12)
+            assert estimated[walks.ACCEPTED, walks.row(s.name, walk), tree].value == pytest.approx(accepted, abs=1e-12)
 
 
 def test_solve_times_are_means_over_what_was_solved() -> None:
-    found = estimates(list(solved.records(RESULTS)))
+    estimated = estimates(list(solved.records(RESULTS)))
     for line in lines(RESULTS):
         place = line.method, solved.size(line.k, line.n)
-        assert found[(solved.panel(solved.SUCCESS, "recorded"), *place)].value == line.success
-        time, share = (found.get((solved.panel(what, "recorded"), *place)) for what in (solved.TIME, solved.SHARE))
+        assert estimated[(solved.panel(solved.SUCCESS, "recorded"), *place)].value == line.success
+        time, share = (estimated.get((solved.panel(what, "recorded"), *place)) for what in (solved.TIME, solved.SHARE))
         assert (time is None) == (line.milliseconds is None)
         if time is not None:
             assert (time.value, share.value) == pytest.approx((line.milliseconds, line.share))
@@ -163,17 +163,17 @@ class Balance(HTMLParser):
 
 def test_the_page_is_whole_and_needs_nothing_else() -> None:
     results = Results.of(top_k.STUDY, RECORDS, {"about": "a < b"})
-    made, parser = page("x & y", {"seed": 0}, {"top-k": (results, b"<svg/>")}), Balance()
-    parser.feed(made)
+    html, parser = page("x & y", {"seed": 0}, {"top-k": (results, b"<svg/>")}), Balance()
+    parser.feed(html)
     assert parser.open == []
     assert parser.links == ["#top-k", "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()]
     for text in ("x &amp; y", "a &lt; b", 'class="shown"', ">50.00 ± 0.00<", ">+40.00 ± 0.00<"):
-        assert text in made  # ten drafts accept more than two, by the same in every prompt: the paired difference
-    assert made.index("10 drafts accept more than 2") < made.index("<details")  # what was found comes first
+        assert text in html  # ten drafts accept more than two, by the same in every prompt: the paired difference
+    assert html.index("10 drafts accept more than 2") < html.index("<details")  # what was found comes first
 
 
 @pytest.fixture
-def few(monkeypatch) -> None:
+def few_studies(monkeypatch) -> None:
     """Studies of a capture and of models, small cases, and pictures that take no time."""
 
     def sketch(_: object, path: Path, name: str = "") -> None:
@@ -194,20 +194,22 @@ def few(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_all_studies_of_a_capture_are_one_command_and_are_not_measured_again(tmp_path, few, monkeypatch) -> None:
+def test_all_studies_of_a_capture_are_one_command_and_are_not_measured_again(
+    tmp_path, few_studies, monkeypatch
+) -> None:
     """Those that need models are left out where a capture was given."""
     folder, out = keep(tmp_path / "capture", *(random_pairs(8, 30, seed) for seed in range(2))), tmp_path / "run"
-    asked = ["study", "all", "--capture", folder, "--out", out]
-    whole = printed(*asked)
+    words = ["study", "all", "--capture", folder, "--out", out]
+    whole = printed(*words)
     assert list(whole) == ["top-k", "solve-time", "walks", "toys", "curves"]
-    made = (out / "report.html").read_text()
-    assert set(re.findall(r'<details id="([a-z-]+)"', made)) == set(whole)
-    assert "<td>prompts</td><td>2</td></tr><tr><td>positions</td><td>16</td>" in made
+    html = (out / "report.html").read_text()
+    assert set(re.findall(r'<details id="([a-z-]+)"', html)) == set(whole)
+    assert "<td>prompts</td><td>2</td></tr><tr><td>positions</td><td>16</td>" in html
     assert all(json.loads((out / f"{name}.json").read_text())["name"] == name for name in others.OTHERS)
     journals = {name: (out / f"{name}.jsonl").read_bytes() for name in ("solve-time", "walks")}
-    monkeypatch.setattr("multidraft_research.studies.solve_time.one", None)
+    monkeypatch.setattr("multidraft_research.studies.solve_time.measure_task", None)
     monkeypatch.setattr("multidraft_research.studies.on_cases.walks.one_case", None)
-    assert printed(*asked) == whole
+    assert printed(*words) == whole
     assert {name: (out / f"{name}.jsonl").read_bytes() for name in journals} == journals
     monkeypatch.setattr(everything, "OTHERS", {"curves": others.curves})
     monkeypatch.setattr("multidraft_research.studies.on_cases.curves.first_telling", lambda capture: None)

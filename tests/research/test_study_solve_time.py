@@ -41,8 +41,8 @@ def few_synthetic_pairs(monkeypatch, unchecked) -> None:
 
 def study(recording: Path, *arguments: object):
     out = recording.parent / "run"
-    asked = ["study", "solve-time", "--capture", recording, "--out", out, "--tokens", 2, *arguments]
-    return run(*asked)
+    words = ["study", "solve-time", "--capture", recording, "--out", out, "--tokens", 2, *arguments]
+    return run(*words)
 
 
 def by_method(result) -> dict[tuple[str, int, int, str], dict]:
@@ -53,9 +53,9 @@ def by_method(result) -> dict[tuple[str, int, int, str], dict]:
 def test_every_method_is_as_exact_as_it_says_and_the_paper_s_numbers_stand_beside_ours(recording) -> None:
     picture = recording.parent / "times.svg"
     result = study(recording, "--size", "3,2", "--size", "4,3", "--plot", picture, "--json")
-    found, report = by_method(result), json.loads(result.stdout)
-    assert len(found) == 2 * 2 * 11
-    for (*_, method), line in found.items():
+    lines_by_method, report = by_method(result), json.loads(result.stdout)
+    assert len(lines_by_method) == 2 * 2 * 11
+    for (*_, method), line in lines_by_method.items():
         assert line["tried"] == line["solved"] == 2
         assert line["milliseconds"] > 0
         assert line["over_lorenz"] > 0
@@ -94,11 +94,11 @@ def test_failures_and_sizes_that_do_not_fit_are_shown_as_such() -> None:
 
 def test_a_slow_method_is_stopped_for_its_problem_only() -> None:
     known = {name: methods(10.0)[name] for name in ("lorenz", "naive")}
-    found = list(measure(tasks(PAIRS, [(3, 2), (5, 2)], 3, known), PAIRS, known, 0.0, []))  # no time at all
-    assert [(r.k, r.method, r.status) for r in found] == [
+    results = list(measure(tasks(PAIRS, [(3, 2), (5, 2)], 3, known), PAIRS, known, 0.0, []))  # no time at all
+    assert [(r.k, r.method, r.status) for r in results] == [
         (k, method, "over the limit") for k in (3, 5) for method in ("lorenz", "naive")
     ]
-    again = list(measure(tasks(PAIRS, [(3, 2)], 3, known), PAIRS, known, 0.0, found))
+    again = list(measure(tasks(PAIRS, [(3, 2)], 3, known), PAIRS, known, 0.0, results))
     assert again == []
 
 
@@ -110,15 +110,15 @@ def test_the_linear_program_stops_itself() -> None:
 
 @pytest.mark.parametrize("fault", [SystemError, KeyboardInterrupt])
 def test_a_run_that_was_stopped_goes_on_and_computes_nothing_again(recording, monkeypatch, fault) -> None:
-    one, calls = solve_time.one, []
+    measure_task, calls = solve_time.measure_task, []
 
     def dies(*arguments):
         calls.append(arguments)
         if len(calls) == 8:
             raise fault
-        return one(*arguments)
+        return measure_task(*arguments)
 
-    monkeypatch.setattr(solve_time, "one", dies)
+    monkeypatch.setattr(solve_time, "measure_task", dies)
     result = study(recording, "--size", "3,2", "--json")
     if fault is KeyboardInterrupt:
         assert result.exit_code == 130
@@ -130,7 +130,7 @@ def test_a_run_that_was_stopped_goes_on_and_computes_nothing_again(recording, mo
     whole = study(recording, "--size", "3,2", "--json")
     assert len(by_method(whole)) == 22
     assert len(calls) == 8 + (44 - 6)
-    monkeypatch.setattr(solve_time, "one", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(solve_time, "measure_task", lambda *_: pytest.fail("computed again"))
     assert study(recording, "--size", "3,2", "--json").stdout == whole.stdout
 
 
@@ -185,7 +185,7 @@ def result(method: str, token: int, status: str, seconds: float, rate: float | N
 
 
 def test_lines_and_the_best_within_a_time() -> None:
-    found = [
+    best_lines = [
         result("lorenz", 0, "solved", 0.001, 0.8),
         result("lorenz", 1, "solved", 0.003, 0.6),
         result("max_flow", 0, "solved", 0.05, 0.8),
@@ -195,12 +195,12 @@ def test_lines_and_the_best_within_a_time() -> None:
         result("global_resolution 1e-3", 1, "failed", 0.004),
         result("lorenz", 0, "solved", 0.05, 0.9, k=20),
     ]
-    table = {(line.method, line.k): line for line in lines(found)}
+    table = {(line.method, line.k): line for line in lines(best_lines)}
     resolved = table["global_resolution 1e-3", 10]
     assert (resolved.success, resolved.milliseconds, resolved.over_lorenz) == (0.5, 10, 10)
     assert resolved.share == pytest.approx(0.79 / 0.8)
     assert resolved.milliseconds_tried == pytest.approx(7)
-    within = {(b.method, b.limit): b for b in best(found)}
+    within = {(b.method, b.limit): b for b in best(best_lines)}
     assert (within["lorenz", 10].k, within["lorenz", 100].k) == (10, 20)
     assert within["max_flow", 10].k is None
     assert within["linear_program", 100].k is None

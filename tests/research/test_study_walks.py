@@ -66,7 +66,7 @@ def test_no_walk_exceeds_the_bound_on_trees(name, tree):
     assert line.walks["commit"] <= line.walks["deferred, no coin for small claims"] + EXACT
 
 
-def eager(node, weight, has_drafts, coin, more=1.05):
+def eager(node, weight, has_drafts, coin, factor=1.05):
     """The deferred walk, but each child is entered five percent too often."""
     if not has_drafts(node):
         return WalkResult() if coin(weight) else None
@@ -74,7 +74,7 @@ def eager(node, weight, has_drafts, coin, more=1.05):
     for child, accept in verdict.children:
         if left <= MIN_PROBABILITY:
             return None
-        if walk_result := (yield from eager(child, min(more * accept / left, 1.0), has_drafts, coin, more)):
+        if walk_result := (yield from eager(child, min(factor * accept / left, 1.0), has_drafts, coin, factor)):
             walk_result.path.insert(0, child)
             return walk_result
         left -= accept
@@ -88,7 +88,7 @@ def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
     config = DecodeConfig(md.scheme("iid:lorenz"), StaticTree(Tree.parse(tree)))
     forest, target, _ = forest_of(config, 3, seed=0)
     bound = tree_bound(realised_trees(forest), target, 3)
-    assert accepted(forest, config, partial(eager, more=1.0)) == pytest.approx(bound, abs=EXACT)
+    assert accepted(forest, config, partial(eager, factor=1.0)) == pytest.approx(bound, abs=EXACT)
     assert accepted(forest, config, eager) > bound + 1e-3
 
 
@@ -99,8 +99,8 @@ def test_too_much_is_refused_with_advice(monkeypatch):
 
 
 def test_the_command_prints_a_table_or_json_and_wrong_input_ends_with_one_line():
-    asked = ["study", "walks", "--scheme", "iid:lorenz", "--tree", "1x1", "--tree", "2", "--cases", 2]
-    shown, lines = run(*asked), printed(*asked)
+    words = ["study", "walks", "--scheme", "iid:lorenz", "--tree", "1x1", "--tree", "2", "--cases", 2]
+    shown, lines = run(*words), printed(*words)
     assert shown.exit_code == 0, shown.output
     assert [line["tree"] for line in lines] == ["1x1", "2"]
     for line in lines:

@@ -92,13 +92,13 @@ def test_evaluation_in_windows_of_the_whole_text_equals_one_forward_pass(tokeniz
     text = BOOK * 2
     tokens = corpus.encode(tokenizer, text).long()
     target, draft = (recipe.new_model(role, replace(TINY, context=512)).eval() for role in ("target", "draft"))
-    found = evaluate.evaluate(target, draft, tokens, len(tokens), len(text.encode())).as_dict()
+    evaluated = evaluate.evaluate(target, draft, tokens, len(tokens), len(text.encode())).as_dict()
     with torch.no_grad():
         ours, theirs = (m(tokens[None, :-1]).logits[0].log_softmax(-1) for m in (target, draft))
     nats = -ours.gather(-1, tokens[1:, None]).sum().item()
-    assert found["target_bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
+    assert evaluated["target_bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
     overlap = torch.minimum(ours.exp(), theirs.exp()).sum(-1).mean().item()
-    assert found["mean_acceptance_one_draft"] == pytest.approx(overlap, rel=1e-5)
+    assert evaluated["mean_acceptance_one_draft"] == pytest.approx(overlap, rel=1e-5)
     for window in (len(tokens), 8, 9):  # every token once, with half a window before it
         assert evaluate.evaluate(target, draft, tokens, window, 1).tokens == len(tokens) - 1
 
@@ -107,8 +107,8 @@ def test_resuming_equals_an_unbroken_run_bit_for_bit(text_file, tmp_path, monkey
     list(recipe.train_pair(text_file, tmp_path / "unbroken", TINY))
     whole, interrupted = descent.save_checkpoint, []
 
-    def interrupt(path, *rest):
-        whole(path, *rest)
+    def interrupt(path, *arguments):
+        whole(path, *arguments)
         if path.name not in interrupted:
             interrupted.append(path.name)
             raise KeyboardInterrupt
@@ -153,16 +153,16 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
 def test_a_draft_of_another_size_is_trained_for_a_target_that_there_is(tmp_path):
     pair, text, out = save_pair(tmp_path / "pair"), tmp_path / "text.txt", tmp_path / "out"
     text.write_text(synthetic(30_000))
-    asked = ["train", "--target", pair / "target", "--corpus", text, "--out", out, *QUICK[2:4], *QUICK[6:10]]
-    report = printed(*asked, "--draft-size", "8x2")
+    words = ["train", "--target", pair / "target", "--corpus", text, "--out", out, *QUICK[2:4], *QUICK[6:10]]
+    report = printed(*words, "--draft-size", "8x2")
     assert report["recipe"]["context"] == CONTEXT
     assert "target_parameters" not in report
     assert not (out / "target").exists()
     draft = LlamaForCausalLM.from_pretrained(out / "draft")
     vocabulary = LlamaForCausalLM.from_pretrained(pair / "target").config.vocab_size
     assert (draft.config.hidden_size, draft.config.num_hidden_layers, draft.config.vocab_size) == (8, 2, vocabulary)
-    assert printed(*asked, "--draft-size", "8x2")["draft_bits_per_byte"] == report["draft_bits_per_byte"]
-    ends_with_advice(run(*asked, "--draft-size", "6x1"), "another --out")
+    assert printed(*words, "--draft-size", "8x2")["draft_bits_per_byte"] == report["draft_bits_per_byte"]
+    ends_with_advice(run(*words, "--draft-size", "6x1"), "another --out")
     assert generates(pair / "target", out / "draft")
 
 
@@ -209,7 +209,9 @@ def capture(tmp_path_factory) -> Capture:
 def test_the_draft_comes_nearer_to_the_target_in_cross_entropy(capture, tmp_path) -> None:
     taught = distil(student(), capture, replace(LESSON, steps=20), tmp_path / "checkpoint.pt")
     with torch.inference_mode():  # over the prompts that are taught
-        after, before = (sum(loss_of(own, capture.shard(index)) for index in range(3)) for own in (taught, student()))
+        after, before = (
+            sum(loss_of(model, capture.shard(index)) for index in range(3)) for model in (taught, student())
+        )
     assert after < before - 0.5
     shard = capture.shard(0)
     logits = student()(torch.cat([shard.prompt, shard.tokens])[None]).logits[0, len(shard.prompt) - 1 : -1]
@@ -232,7 +234,7 @@ def test_a_resumed_lesson_is_an_unbroken_one(capture, tmp_path, monkeypatch) -> 
     with pytest.raises(AdviceError, match="steps 1 is now 2"):
         check_same(tmp_path / "lesson.json", {"steps": 2})
     resumed = distil(student(), capture, LESSON, tmp_path / "torn.pt")
-    assert all(one.equal(other) for one, other in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert all(weight.equal(other) for weight, other in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 def test_the_gain_is_measured_on_prompts_that_were_held_out(capture, tmp_path, monkeypatch) -> None:
@@ -240,8 +242,8 @@ def test_the_gain_is_measured_on_prompts_that_were_held_out(capture, tmp_path, m
 
     def acceptance(model: PreTrainedModel) -> list[float]:
         records = [{"id": name, "cells": cells} for name, cells in gains(model, capture, LESSON)]
-        found = {place: ratio(own) for place, own in sums(records).items()}
-        return [found["acceptance", row, 1.0].value for row in ("before", "after", "gain")]
+        ratios = {place: ratio(sums_of_place) for place, sums_of_place in sums(records).items()}
+        return [ratios["acceptance", row, 1.0].value for row in ("before", "after", "gain")]
 
     before, _, gain = acceptance(student())
     assert gain == pytest.approx(0, abs=1e-6)

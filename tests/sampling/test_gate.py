@@ -31,8 +31,8 @@ def real_like(size: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(size, generator=generator)
     peak = torch.cat([torch.full((1,), 16.0), torch.zeros(size - 1)])
-    few = torch.where(torch.arange(size) < 3, noise, -INF)
-    return torch.stack([torch.zeros(size), peak, 4 * noise, noise - torch.arange(1, size + 1).log(), few])
+    few_columns = torch.where(torch.arange(size) < 3, noise, -INF)
+    return torch.stack([torch.zeros(size), peak, 4 * noise, noise - torch.arange(1, size + 1).log(), few_columns])
 
 
 @pytest.mark.parametrize("size", [49_152, 262_144])
@@ -64,11 +64,13 @@ def test_top_p_breaks_ties_as_a_stable_sort_does(monkeypatch):
         assert torch.allclose(distribution(logits, top_p=top_p), expected, atol=EXACT)
 
 
-@pytest.mark.parametrize("own", [Sampling(0.7), Sampling(1.3, top_k=5), Sampling(0.9, top_p=0.8), Sampling(1, 9, 0.5)])
-def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(own):
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.7), Sampling(1.3, top_k=5), Sampling(0.9, top_p=0.8), Sampling(1, 9, 0.5)]
+)
+def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(sampling):
     logits = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    laws, _ = draft_distributions(logits, [own] * 3, drafts=2, vocabulary=SIZE)
-    for (tokens, probabilities), dense in zip(laws, target_distributions(logits, [own] * 3)[0], strict=True):
+    laws, _ = draft_distributions(logits, [sampling] * 3, drafts=2, vocabulary=SIZE)
+    for (tokens, probabilities), dense in zip(laws, target_distributions(logits, [sampling] * 3)[0], strict=True):
         assert probabilities == pytest.approx(dense[tokens].numpy(), abs=EXACT)
         assert float(dense[tokens].sum()) == pytest.approx(1)
 
@@ -108,30 +110,30 @@ class Elsewhere(Tensor):
     is_cpu = False
 
 
-@pytest.mark.parametrize("given", [dict(top_p=0.3), dict(top_p=0.3, top_k=700), dict(top_p=0.5, temperature=0.7)])
-def test_top_p_of_a_draft_is_a_share_of_all_columns_on_every_device(given):
+@pytest.mark.parametrize("settings", [dict(top_p=0.3), dict(top_p=0.3, top_k=700), dict(top_p=0.5, temperature=0.7)])
+def test_top_p_of_a_draft_is_a_share_of_all_columns_on_every_device(settings):
     """A flat law: the columns that are brought over hold half of it, which top-p once took for all."""
-    size, own = 3 * MAX_SUPPORT, Sampling(**given)
+    size, sampling = 3 * MAX_SUPPORT, Sampling(**settings)
     logits = torch.randn(2, size, generator=torch.Generator().manual_seed(3))
-    here, there = (
-        draft_distributions(one, [own] * 2, drafts=2, vocabulary=size)[0]
-        for one in (logits, logits.as_subclass(Elsewhere))
+    on_cpu, elsewhere = (
+        draft_distributions(values, [sampling] * 2, drafts=2, vocabulary=size)[0]
+        for values in (logits, logits.as_subclass(Elsewhere))
     )
-    for one, other in zip(here, there, strict=True):
-        assert one.ids.tolist() == other.ids.tolist()
-        assert one.probabilities == pytest.approx(other.probabilities, rel=1e-5)
+    for values, other in zip(on_cpu, elsewhere, strict=True):
+        assert values.ids.tolist() == other.ids.tolist()
+        assert values.probabilities == pytest.approx(other.probabilities, rel=1e-5)
 
 
-@pytest.mark.parametrize("own", [Sampling(), Sampling(0), Sampling(top_p=0.9), "processed"])
-def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0), Sampling(top_p=0.9), "processed"])
+def test_columns_of_a_reduced_vocabulary_are_their_tokens(sampling):
     """Columns without a token, and those beyond the target's, are never drafted."""
-    if own == "processed":
-        own = Sampling(before=Processors([SuppressTokensLogitsProcessor([7])]))
+    if sampling == "processed":
+        sampling = Sampling(before=Processors([SuppressTokensLogitsProcessor([7])]))
     ids, logits = torch.tensor([[9, 7, 0, 0], [3, 5, 4, 8]]), torch.tensor([[1.0, 2, -INF, -INF], [0, 1, 2, 3]])
-    first, second = draft_distributions(logits, [own] * 2, drafts=2, vocabulary=10, ids=ids)[0]
-    assert set(first[0].tolist()) == ({9} if own.before else {9, 7})
+    first, second = draft_distributions(logits, [sampling] * 2, drafts=2, vocabulary=10, ids=ids)[0]
+    assert set(first[0].tolist()) == ({9} if sampling.before else {9, 7})
     assert second[0][second[1].argmax()] == 8
-    ((tokens, _),), _ = draft_distributions(torch.zeros(1, 12), [own], drafts=2, vocabulary=3)
+    ((tokens, _),), _ = draft_distributions(torch.zeros(1, 12), [sampling], drafts=2, vocabulary=3)
     assert set(tokens.tolist()) <= {0, 1, 2}
 
 
@@ -213,9 +215,9 @@ def test_two_wrong_rows_leave_no_trace_on_the_one_between():
 def test_a_processor_s_answer_ends_its_own_row(kind, row, shared, place):
     """Whether all rows have the processor in common, or that row alone; other processors run beside it."""
     wrong = listed(RepetitionPenaltyLogitsProcessor(1.2), OnlyAt(row, ANSWERS[kind]), MinPLogitsWarper(0.01))
-    own = Sampling(**{place: wrong})
+    sampling = Sampling(**{place: wrong})
     scores = logits()
-    settings = [own if shared or other == row else Sampling(0.7) for other in range(3)]
+    settings = [sampling if shared or other == row else Sampling(0.7) for other in range(3)]
     fault = compare(scores, settings, row)
     assert fault.source == "processor OnlyAt"
     assert torch.equal(scores, logits())  # nobody has written into the model's own

@@ -172,14 +172,16 @@ def off(law: Law, kind: str, depth: int) -> float:
     return largest_difference(first_tokens(law, conditional, depth), target_law(conditional, depth))
 
 
-def error(kind: str, own: Sampling, way: DecodeConfig) -> float:
+def error(kind: str, row_sampling: Sampling, way: DecodeConfig) -> float:
     """How far one step is from the processed target."""
-    return off(step_law(*models(), PROMPT, way, own).law, kind, way.policy.shape.depth + 1)
+    return off(step_law(*models(), PROMPT, way, row_sampling).law, kind, way.policy.shape.depth + 1)
 
 
-def law_at(logits: Tensor, own: Sampling, sequence: tuple[int, ...] | list[int] = ()) -> Tensor:
+def law_at(logits: Tensor, row_sampling: Sampling, sequence: tuple[int, ...] | list[int] = ()) -> Tensor:
     """The target's law from one line of logits."""
-    return target_distributions(logits[None], [own], [torch.tensor(sequence)] if own.looks_back else None)[0][0]
+    return target_distributions(
+        logits[None], [row_sampling], [torch.tensor(sequence)] if row_sampling.looks_back else None
+    )[0][0]
 
 
 @pytest.mark.parametrize(("kind", "way"), [*((kind, ()) for kind in KINDS), ("repetition", COMMIT), ("min-p", COMMIT)])
@@ -203,7 +205,8 @@ def test_a_list_that_transformers_has_built_amounts_to_the_same():
     for kind in KINDS:
         logits, sequence = TARGET(tuple(PROMPT)).log(), (*PROMPT, 3, 3)
         laws = [
-            law_at(logits, own, sequence) for own in (sampling(kind), sampling_from(processors(kind), greedy=False))
+            law_at(logits, row_sampling, sequence)
+            for row_sampling in (sampling(kind), sampling_from(processors(kind), greedy=False))
         ]
         assert torch.allclose(*laws, atol=EXACT), kind
 
@@ -246,7 +249,7 @@ def test_two_steps_have_the_processed_target_s_law(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"),
+    ("kind", "draft_settings"),
     [
         ("repetition", dict(temperature=0.4)),
         ("repetition", dict(temperature=0)),
@@ -254,14 +257,17 @@ def test_two_steps_have_the_processed_target_s_law(kind):
         ("temperature, top-k, top-p", dict(top_p=0.5)),
     ],
 )
-def test_the_draft_model_may_have_settings_of_its_own(kind, own):
-    both = sampling(kind)
-    apart = replace(both, for_draft=replace(both, **own))
+def test_the_draft_model_may_have_settings_of_its_own(kind, draft_settings):
+    shared = sampling(kind)
+    apart = replace(shared, for_draft=replace(shared, **draft_settings))
     assert error(kind, apart, config()) <= EXACT
     logits, prefix = DRAFT((0,)).log()[None], [torch.tensor(PROMPT)]
-    laws = [draft_distributions(logits, [one], prefix, drafts=2, vocabulary=SIZE)[0][0] for one in (apart, both)]
+    laws = [
+        draft_distributions(logits, [row_sampling], prefix, drafts=2, vocabulary=SIZE)[0][0]
+        for row_sampling in (apart, shared)
+    ]
     assert [law.tolist() for law in laws[0]] != [law.tolist() for law in laws[1]]
-    assert torch.equal(law_at(logits[0], apart, PROMPT), law_at(logits[0], both, PROMPT))
+    assert torch.equal(law_at(logits[0], apart, PROMPT), law_at(logits[0], shared, PROMPT))
 
 
 def test_a_draft_model_without_the_one_allowed_token_drafts_on():
@@ -273,9 +279,9 @@ def test_a_draft_model_without_the_one_allowed_token_drafts_on():
     assert law == {(3,): pytest.approx(1)}
 
 
-@pytest.mark.parametrize("own", [None, Sampling(), Sampling(0.5)])
-def test_a_greedy_target_stays_greedy_whatever_the_draft(own):
-    law = step_law(*models(), PROMPT, config(), Sampling(0, for_draft=own)).law
+@pytest.mark.parametrize("draft_settings", [None, Sampling(), Sampling(0.5)])
+def test_a_greedy_target_stays_greedy_whatever_the_draft(draft_settings):
+    law = step_law(*models(), PROMPT, config(), Sampling(0, for_draft=draft_settings)).law
     assert all(
         token == int(TARGET((*PROMPT, *tokens[:i])).argmax()) for tokens in law for i, token in enumerate(tokens)
     )
@@ -296,54 +302,58 @@ USUAL, SEVERAL = ("anchored:lorenz", "2x1", "deferred", 1), ("distinct:recursive
 TWO_STEPS = ("iid:lorenz", "1", "commit", 2)  # scheme, tree, walk, steps
 
 
-def joined(both: Pair, way: DecodeConfig) -> State:
+def joined(samplings: Pair, way: DecodeConfig) -> State:
     """Two rows that have been started one by one."""
     states = []
-    for prompt, own in zip(SIDE_BY_SIDE, both, strict=True):
+    for prompt, row_sampling in zip(SIDE_BY_SIDE, samplings, strict=True):
         target, draft = models()
         drafter = (
             SideBySide([draft, TableModel(random_table(SIZE, 3, 3), SIZE)])
             if way.scheme.law.per_draft_distributions
             else draft
         )
-        states.append(first_state(target, drafter, prompt, way, own))
+        states.append(first_state(target, drafter, prompt, way, row_sampling))
     return extend(*states)
 
 
-def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[float]:
+def errors(samplings: Pair, used_samplings: Pair, way: tuple[str, str, str, int]) -> list[float]:
     """How far two rows with the settings `given` are from the targets of `both`."""
     *names, steps = way
     path, result = config(*names), []
     count = steps * (path.policy.shape.depth + 1)
-    for prompt, own, law in zip(SIDE_BY_SIDE, both, laws_of_rows(joined(given, path), path, steps), strict=True):
+    for prompt, row_sampling, law in zip(
+        SIDE_BY_SIDE, samplings, laws_of_rows(joined(used_samplings, path), path, steps), strict=True
+    ):
 
         @cache
-        def conditional(tokens: tuple[int, ...], prompt: list[int] = prompt, own: Sampling = own) -> Tensor:
+        def conditional(
+            tokens: tuple[int, ...], prompt: list[int] = prompt, row_sampling: Sampling = row_sampling
+        ) -> Tensor:
             sequence = (*prompt, *tokens)
-            return law_at(TARGET(sequence).log(), own, sequence)
+            return law_at(TARGET(sequence).log(), row_sampling, sequence)
 
         result.append(largest_difference(first_tokens(law, conditional, count), target_law(conditional, count)))
     return result
 
 
 @pytest.mark.parametrize(
-    ("both", "way"),
-    [*((both, USUAL) for both in PAIRS), (PAIRS[2], SEVERAL), (PAIRS[5], SEVERAL), (PAIRS[3], TWO_STEPS)],
+    ("samplings", "way"),
+    [*((samplings, USUAL) for samplings in PAIRS), (PAIRS[2], SEVERAL), (PAIRS[5], SEVERAL), (PAIRS[3], TWO_STEPS)],
 )
-def test_rows_side_by_side_have_each_their_own_law(both, way):
-    assert max(errors(both, both, way)) <= EXACT
+def test_rows_side_by_side_have_each_their_own_law(samplings, way):
+    assert max(errors(samplings, samplings, way)) <= EXACT
 
 
-@pytest.mark.parametrize("both", PAIRS[1:4])
-def test_swapped_settings_are_caught(both):
+@pytest.mark.parametrize("samplings", PAIRS[1:4])
+def test_swapped_settings_are_caught(samplings):
     """The biased twin."""
-    assert min(errors(both, both[::-1], USUAL)) > BIASED
+    assert min(errors(samplings, samplings[::-1], USUAL)) > BIASED
 
 
 def test_all_lines_at_once_agree_with_every_line_by_itself():
     rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
-    alone = [law_at(line, own) for line, own in zip(logits, rows, strict=True)]
+    alone = [law_at(line, row_sampling) for line, row_sampling in zip(logits, rows, strict=True)]
     assert torch.equal(target_distributions(logits, rows)[0], torch.stack(alone))
 
 
@@ -377,10 +387,10 @@ def test_processors_of_other_rows_and_lengths():
 
 
 def run(**changes) -> tuple[list[list[int]], Info]:
-    given = dict(tree="2x2x1", generator=torch.Generator().manual_seed(5), max_new_tokens=24) | changes
-    given = {name: value for name, value in given.items() if value is not None}
-    prompts = given.pop("prompts", [PROMPT, [3]])
-    rows, info = md.generate(*models(), prompts, **given)
+    keywords = dict(tree="2x2x1", generator=torch.Generator().manual_seed(5), max_new_tokens=24) | changes
+    keywords = {name: value for name, value in keywords.items() if value is not None}
+    prompts = keywords.pop("prompts", [PROMPT, [3]])
+    rows, info = md.generate(*models(), prompts, **keywords)
     return [row.tolist() for row in rows], info
 
 

@@ -39,8 +39,8 @@ def test_a_seed_gives_the_text_that_generate_gives():
     with served(service(target, draft, tokenizer, tree="2x1x1")) as client:
         for settings in {"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 40}:
             answer = complete(client, prompt="The old house", max_tokens=12, seed=5, **settings)
-            given = dict(tree="2x1x1", max_new_tokens=12, generator=[torch.Generator().manual_seed(5 * 1_000_003)])
-            rows, _ = md.generate(target, draft, inputs, **given, **settings)
+            decoding = dict(tree="2x1x1", max_new_tokens=12, generator=[torch.Generator().manual_seed(5 * 1_000_003)])
+            rows, _ = md.generate(target, draft, inputs, **decoding, **settings)
             assert text(answer) == tokenizer.decode(rows[0])
             read = len(inputs[0])
             assert answer["usage"] == {"prompt_tokens": read, "completion_tokens": 12, "total_tokens": 12 + read}
@@ -48,15 +48,15 @@ def test_a_seed_gives_the_text_that_generate_gives():
 
 def put_together(answers: list[dict]) -> list[dict]:
     """The choices of answers, or of a stream's events: texts, and lists of log-probabilities, joined."""
-    found: dict[int, dict] = {}
+    by_index: dict[int, dict] = {}
     for choice in (choice for answer in answers for choice in answer["choices"]):
-        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        own = found.setdefault(choice["index"], {"text": "", "logprobs": {}, "role": said.get("role")})
-        own["text"] += said["content"]
-        own["finish_reason"] = choice["finish_reason"]
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        answer = by_index.setdefault(choice["index"], {"text": "", "logprobs": {}, "role": message.get("role")})
+        answer["text"] += message["content"]
+        answer["finish_reason"] = choice["finish_reason"]
         for name, values in (choice["logprobs"] or {}).items():
-            own["logprobs"].setdefault(name, []).extend(values)
-    return [found[index] for index in sorted(found)]
+            answer["logprobs"].setdefault(name, []).extend(values)
+    return [by_index[index] for index in sorted(by_index)]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_stop_strings_end_the_text_before_them_wherever_steps_end(tokens):
         free = text(complete(client, max_tokens=28, seed=2))
         place = free.index(tokens.encode("latin-1").decode()[4], 8)
         for stop in free[place], free[place : place + 3], free[place - 2 : place + 1], ["nowhere", free[20:24]]:
-            first = min(at for one in ([stop] if isinstance(stop, str) else stop) if (at := free.find(one)) >= 0)
+            first = min(at for string in ([stop] if isinstance(stop, str) else stop) if (at := free.find(string)) >= 0)
             body = dict(model="toy", prompt="ab", max_tokens=28, seed=2, stop=stop)
             whole = complete(client, **body)
             assert (text(whole), whole["choices"][0]["finish_reason"]) == (free[:first], "stop")
@@ -164,12 +164,12 @@ def test_penalties_and_biases_shape_the_law(toy):
 
 
 def test_how_tokens_came_to_be_is_told_where_it_is_asked_for(toy):
-    told = [
+    trees = [
         chunk["choices"][0]["multidraft"]
         for chunk in events(toy, COMPLETIONS, dict(model="toy", prompt="ab", max_tokens=12, multidraft=True))
     ]
-    assert {piece["kind"] for one in told for piece in one["pieces"]} <= {"accepted", "corrected", "bonus"}
-    tree = told[0]["tree"]
+    assert {piece["kind"] for tree in trees for piece in tree["pieces"]} <= {"accepted", "corrected", "bonus"}
+    tree = trees[0]["tree"]
     assert (tree[0]["parent"], tree[0]["text"]) == (None, "b")
     assert all(0 <= node["parent"] < place for place, node in enumerate(tree) if place)
 
@@ -213,7 +213,7 @@ OURS = "acceptance_rate", "optimal_acceptance_rate", "nodes_per_step"
 
 def numbers(client: httpx2.Client) -> dict[str, float]:
     """Metrics by name, those of equal names summed."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for line in client.get("/metrics").text.splitlines():
         if not line.startswith("#"):
             name, value = line.split("{")[0], float(line.rsplit(" ", 1)[1])
@@ -221,8 +221,8 @@ def numbers(client: httpx2.Client) -> dict[str, float]:
             assert 'engine="0"' in line
             assert ("position=" in line) == name.endswith("per_pos_total")
             assert ("finished_reason=" in line) == name.startswith("vllm:request_success")
-            found[name] = found.get(name, 0) + value
-    return found
+            by_name[name] = by_name.get(name, 0) + value
+    return by_name
 
 
 def test_metrics_have_vllms_names_and_count_what_was_done():
@@ -242,15 +242,15 @@ def test_metrics_have_vllms_names_and_count_what_was_done():
 
 def test_an_answer_ends_at_an_end_of_text_unless_that_is_ignored_or_too_early():
     """Any token may be one; before `min_tokens` no stop string is looked for, either. Tools are shown to the model."""
-    made, tools = toy_service(), [{"type": "function", "function": {"name": "dab"}}]
-    made.end_tokens = {3}
-    made.tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}ab"
-    with served(made) as client:
+    made_service, tools = toy_service(), [{"type": "function", "function": {"name": "dab"}}]
+    made_service.end_tokens = {3}
+    made_service.tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}ab"
+    with served(made_service) as client:
         whole = complete(client, max_tokens=30, seed=5, ignore_eos=True)
         for letter, body in ("d", {}), ("c", {"ignore_eos": True, "stop_token_ids": [2]}):
             ended = complete(client, max_tokens=30, seed=5, **body)
             assert text(ended) == text(whole)[: text(whole).index(letter) + 1]
-            assert [one["choices"][0]["finish_reason"] for one in (whole, ended)] == ["length", "stop"]
+            assert [answer["choices"][0]["finish_reason"] for answer in (whole, ended)] == ["length", "stop"]
         for settings in {}, {"stop_token_ids": [2]}, {"stop": ["a"]}:
             answers = complete(client, max_tokens=20, min_tokens=8, n=4, seed=1, **settings)
             assert answers["usage"]["completion_tokens"] >= 4 * 8

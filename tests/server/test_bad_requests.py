@@ -130,8 +130,8 @@ def test_random_bodies_get_an_answer_or_a_refusal(client, address, base):
 
 def test_clients_that_vanish_leave_no_row_behind(caplog):
     """In a stream, while a whole answer is computed, before the body has come, and while waiting in the queue."""
-    made = toy(tokens_in_cache=200_000, rows=2)
-    with served(made) as client:
+    made_service = toy(tokens_in_cache=200_000, rows=2)
+    with served(made_service) as client:
         body = GOOD | {"max_tokens": 20_000}
         with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
             next(response.iter_text())
@@ -141,7 +141,7 @@ def test_clients_that_vanish_leave_no_row_behind(caplog):
         raw = socket.create_connection((client.base_url.host, client.base_url.port))
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         raw.close()
-        until(lambda: not made.engine.batch.requests)
+        until(lambda: not made_service.engine.batch.requests)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -155,18 +155,18 @@ def test_a_client_that_sends_slowly_is_answered_and_stalls_nobody(client):
         for place in range(len(body)):
             slow.sendall(body[place : place + 1])
             if place % 20 == 0:
-                own = client.post("/v1/completions", content=body, headers=JSON).json()["choices"]
+                choices = client.post("/v1/completions", content=body, headers=JSON).json()["choices"]
         received = b"".join(iter(lambda: slow.recv(4096), b""))
     assert received.startswith(b"HTTP/1.1 200")
-    assert json.loads(received.split(b"\r\n\r\n", 1)[1])["choices"] == own
+    assert json.loads(received.split(b"\r\n\r\n", 1)[1])["choices"] == choices
 
 
 async def all_at_once(address: httpx2.URL, count: int) -> list[httpx2.Response]:
     """The same request over so many connections."""
     unlimited = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=address, timeout=MAX_WAIT_SECONDS, limits=unlimited) as client:
-        asked = (client.post("/v1/completions", json=GOOD | {"max_tokens": 20}) for _ in range(count))
-        return await asyncio.gather(*asked)
+        requests = (client.post("/v1/completions", json=GOOD | {"max_tokens": 20}) for _ in range(count))
+        return await asyncio.gather(*requests)
 
 
 def test_many_at_once_on_a_short_queue_are_answered_or_told_to_come_again():
@@ -182,10 +182,10 @@ def test_many_at_once_on_a_short_queue_are_answered_or_told_to_come_again():
 
 def test_a_server_that_is_being_stopped_says_so():
     """To those who ask over a connection that they have had before."""
-    made = toy()
-    with served(made) as client:
+    made_service = toy()
+    with served(made_service) as client:
         assert client.post("/v1/completions", json=GOOD).status_code == 200
-        made.engine.closing = True
+        made_service.engine.closing = True
         response = client.post("/v1/chat/completions", json=CHAT)
         check_refused(response, 503)
         assert int(response.headers["retry-after"]) > 0
@@ -195,15 +195,15 @@ def test_a_server_that_is_being_stopped_says_so():
 
 def test_what_takes_too_long_is_ended_between_two_steps():
     """A whole answer, a stream, and one that waits for room."""
-    made = toy(tokens_in_cache=200_000, rows=1)
-    with served(made) as client:
-        vars(made.limits)["request"] = 0.3
+    made_service = toy(tokens_in_cache=200_000, rows=1)
+    with served(made_service) as client:
+        vars(made_service.limits)["request"] = 0.3
         body = GOOD | {"max_tokens": 50_000}
         check_refused(client.post("/v1/completions", json=body), 504)
         *_, last = events(client, "/v1/completions", body)
         assert last["error"]["code"] == 504
         check_refused(client.post("/v1/completions", json=body | {"n": 2}), 504)
-        until(lambda: not made.engine.batch.requests)
+        until(lambda: not made_service.engine.batch.requests)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 
@@ -226,11 +226,11 @@ async def deaf(app: Any, body: dict, version: str) -> None:
 @pytest.mark.parametrize("version", ["2.3", "2.4"])  # of ASGI: from 2.4 on a time-out is no lost connection
 def test_a_client_that_does_not_read_is_left_and_stalls_nobody(version: str):
     """Its answer would go on for minutes, and be kept for it."""
-    made = toy(tokens_in_cache=200_000, unread=0.3)
-    with served(made) as client:
+    made_service = toy(tokens_in_cache=200_000, unread=0.3)
+    with served(made_service) as client:
         body = GOOD | {"max_tokens": 50_000}
-        reader = asyncio.run_coroutine_threadsafe(deaf(build(made), body, version), made.loop)
-        until(lambda: made.engine.batch.running)
+        reader = asyncio.run_coroutine_threadsafe(deaf(build(made_service), body, version), made_service.loop)
+        until(lambda: made_service.engine.batch.running)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
         reader.result(MAX_WAIT_SECONDS)
-        until(lambda: not made.engine.batch.running)
+        until(lambda: not made_service.engine.batch.running)

@@ -42,15 +42,15 @@ ADDRESSES = ["/v1/models", "/openapi.json", "/version"]
 
 def test_without_the_key_nothing_is_told(locked):
     """Nor is a body read; but there are addresses that need none."""
-    for given in WRONG:
-        headers = {} if given is None else {"Authorization": given.encode()}
+    for header in WRONG:
+        headers = {} if header is None else {"Authorization": header.encode()}
         for address in [*ADDRESSES, "/nowhere"]:
             check_refused(response := locked.get(address, headers=headers), 401)
             assert response.json()["error"]["type"] == "authentication_error"
     assert locked.post("/v1/completions", content=b"{").status_code == 401
     assert [locked.get(address).status_code for address in ("/", "/health", "/metrics")] == [200] * 3
-    for given in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"):
-        assert [locked.get(at, headers={"Authorization": given}).status_code for at in ADDRESSES] == [200] * 3
+    for header in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"):
+        assert [locked.get(at, headers={"Authorization": header}).status_code for at in ADDRESSES] == [200] * 3
 
 
 def test_the_schema_says_what_bodies_may_hold(locked):
@@ -84,12 +84,12 @@ VLLM = [  # its option, ours where that has another name, a value, and what is a
 
 
 def test_vllms_names_of_options_are_understood(monkeypatch):
-    asked: list[Any] = []
-    monkeypatch.setattr(command, "run_here", lambda serving, *_: asked.append(serving))
+    served_arguments: list[Any] = []
+    monkeypatch.setattr(command, "run_here", lambda serving, *_: served_arguments.append(serving))
     for option, ours, value, is_asked in VLLM:
         for name in option, ours:
             assert CliRunner().invoke(app, ["serve", name, *value.split()]).exit_code == 0
-            assert is_asked(asked.pop())
+            assert is_asked(served_arguments.pop())
 
 
 def test_the_access_log_has_a_line_for_every_request(monkeypatch):
@@ -100,17 +100,17 @@ def test_the_access_log_has_a_line_for_every_request(monkeypatch):
     monkeypatch.setattr(process, "run", run)
     monkeypatch.setattr(log := logging.getLogger("multidraft.access"), "handlers", [])
     monkeypatch.setattr(log, "level", log.level)
-    told = CliRunner().invoke(app, ["serve", "--port", "0", "--access-log"]).stderr
-    (line,) = [line for line in told.splitlines() if "GET" in line]
+    log = CliRunner().invoke(app, ["serve", "--port", "0", "--access-log"]).stderr
+    (line,) = [line for line in log.splitlines() if "GET" in line]
     assert '127.0.0.1 "GET /v1/models/no%0Ane" 404 in' in line
     assert line.endswith("request mine")
 
 
 def connected(client: httpx2.Client, sent: bytes) -> socket.socket:
     """A connection of one's own, over which this has been sent."""
-    made = socket.create_connection((client.base_url.host, client.base_url.port), MAX_WAIT_SECONDS)
-    made.sendall(sent)
-    return made
+    connection = socket.create_connection((client.base_url.host, client.base_url.port), MAX_WAIT_SECONDS)
+    connection.sendall(sent)
+    return connection
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -141,16 +141,16 @@ def test_headers_without_an_end_are_not_read():
 
 
 def test_others_are_answered_while_a_text_is_tokenized():
-    made, begun, answered = toy(), threading.Event(), threading.Event()
+    made_service, begun, answered = toy(), threading.Event(), threading.Event()
 
-    def slow(text: str, tokenizer: Any = made.tokenizer, **settings: Any) -> Any:
+    def slow(text: str, tokenizer: Any = made_service.tokenizer, **settings: Any) -> Any:
         begun.set()
         assert answered.wait(MAX_WAIT_SECONDS)
         return tokenizer(text, **settings)
 
     slow.bos_token_id = None
-    made.tokenizer = slow
-    with served(made) as client:
+    made_service.tokenizer = slow
+    with served(made_service) as client:
         asking = threading.Thread(target=client.post, args=["/tokenize"], kwargs={"json": {"prompt": "ab"}})
         asking.start()
         assert begun.wait(MAX_WAIT_SECONDS)
@@ -204,12 +204,12 @@ def test_the_containers_check_of_health_says_when_the_server_is_well():
     (line,) = [line for line in (ROOT / "examples" / "Dockerfile").read_text().splitlines() if "HEALTHCHECK" in line]
     program, option, code = json.loads(line.partition(" CMD ")[2])
     assert (program, option) == ("python", "-c")
-    made = toy()
-    with served(made) as client:
-        here = [sys.executable, "-c", code.replace(":8000", f":{client.base_url.port}")]
-        assert subprocess.run(here, capture_output=True).returncode == 0
-        made.engine.closing = True
-        assert subprocess.run(here, capture_output=True).returncode != 0
+    made_service = toy()
+    with served(made_service) as client:
+        command = [sys.executable, "-c", code.replace(":8000", f":{client.base_url.port}")]
+        assert subprocess.run(command, capture_output=True).returncode == 0
+        made_service.engine.closing = True
+        assert subprocess.run(command, capture_output=True).returncode != 0
 
 
 def test_without_its_extra_it_says_how_to_get_it(monkeypatch):
@@ -232,7 +232,9 @@ def started(*options: str) -> Iterator[subprocess.Popen]:
 @pytest.mark.slow
 def test_a_polite_kill_lets_answers_come_to_their_end():
     with started("--drain", "100") as server:
-        address = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        address = next(
+            address_match[0] for line in server.stderr if (address_match := re.search(r"http://[\d.:]+", line))
+        )
         until(lambda: httpx2.get(f"{address}/health").status_code == 200)
         body = {"model": "embedded", "prompt": "It was", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=MAX_WAIT_SECONDS) as response:

@@ -77,31 +77,31 @@ def ask(server: Engine, *rows: Heard) -> list[Update]:
 @pytest.fixture
 def engine():
     """Makes engines, which run some rows one after another; and stops them."""
-    made: list[Engine] = []
+    engines: list[Engine] = []
 
     def make(models: Callable = tables, *rows: Heard, **limits: int) -> Engine:
-        made.append(Engine(*models(), config_for(), Limits(**limits)))
-        made[-1].start()
+        engines.append(Engine(*models(), config_for(), Limits(**limits)))
+        engines[-1].start()
         for row in rows:
-            assert ask(made[-1], row)[0].end
-        return made[-1]
+            assert ask(engines[-1], row)[0].end
+        return engines[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for started in engines:
+        started.close()
 
 
 def alone(models: Callable, *heard: Heard, tree: str = "3x2x1") -> list[list[int]]:
     """The tokens of rows that are generated one by one."""
-    found = []
+    tokens_of_rows = []
     for request, seed in ((row.request, row.seed) for row in heard):
         settings = dict(temperature=request.sampling.temperature, tree=tree, eos_token_id=list(request.stop.tokens))
         generator = [torch.Generator().manual_seed(seed)]
         rows, _ = md.generate(
             *models(), [request.prompt], max_new_tokens=request.max_new_tokens, generator=generator, **settings
         )
-        found.append(rows[0].tolist())
-    return found
+        tokens_of_rows.append(rows[0].tolist())
+    return tokens_of_rows
 
 
 @pytest.mark.parametrize(("models", "schedule"), [(tables, 0), (tiny, 1)])
@@ -146,7 +146,7 @@ def test_a_long_prompt_is_read_between_the_steps_of_others(engine):
 def test_the_events_of_a_step_are_one_message(engine):
     """However many rows there are."""
     server, messages, rows = engine(), list[list](), [Heard([1, token], 9) for token in range(4)]
-    server.deliver = lambda told, deliver=server.deliver: (messages.append(told), deliver(told))
+    server.deliver = lambda message, deliver=server.deliver: (messages.append(message), deliver(message))
     ask(server, *rows)
     assert max(sum(event.step is not None for _, event in message) for message in messages) == 4
     assert len(messages) < sum(len(row.events) for row in rows) / 2
@@ -160,7 +160,7 @@ WORST = {
 
 @pytest.mark.parametrize("worst", WORST.values(), ids=WORST)
 def test_an_exception_in_one_row_ends_it_alone(engine, worst):
-    spoils = type("Spoils", (LogitsProcessor,), {"__call__": lambda _, *given: worst(*given)})()
+    spoils = type("Spoils", (LogitsProcessor,), {"__call__": lambda _, *arguments: worst(*arguments)})()
     bad = Heard([1, 2], 9, sampling=Sampling(before=Processors([spoils])))
     good = Heard([1, 2], 9, seed=3)
     assert [bool(end.error) for end in ask(engine(), good, bad)] == [False, True]
@@ -195,17 +195,17 @@ class Rests(StaticTree):
 
 def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
     """What it has not read is as good as read: with drafts that begin later, the law's own tokens come."""
-    config, found = replace(config_for(), policy=Rests(Tree.parse("2x1"))), list[int]()
+    config, emitted_tokens = replace(config_for(), policy=Rests(Tree.parse("2x1"))), list[int]()
     heard = Heard([0, 3, 1, 4, 2], 9)
     reading = Reading([heard.request], *tiny(), config, capacity=99, scores_last=True)
     reading.advance(9)
     state = reading.state
     assert (reading.is_over, state.rows[0].unread) == (True, [0, 3, 1, 4])
     with torch.inference_mode():
-        while len(found) < 9:
+        while len(emitted_tokens) < 9:
             state, record = step(state, config_for("2x1"))
-            found += record.emitted[0].tokens
-    assert [found[:9]] == alone(tiny, heard, tree="2x1")
+            emitted_tokens += record.emitted[0].tokens
+    assert [emitted_tokens[:9]] == alone(tiny, heard, tree="2x1")
 
 
 # What has been read before is not read again
@@ -295,15 +295,15 @@ def test_a_row_that_cannot_be_kept_harms_nobody(engine, monkeypatch):
 def test_the_least_recently_used_leaves_first():
     texts = [1, 2, 3], [2, 2, 2], [3, 1], [1, 2, 3, 4]
     first, second, third, longer = (KeptRow(text, tables()[0], None, 0) for text in texts)
-    many = PrefixCache()
+    prefixes = PrefixCache()
     for row in (first, second, third):
-        many.put(row)
-    assert many.find([1, 2, 4, 4]) == (first, 2)
-    assert many.find([4]) == (None, 0)
-    many.shrink(5)
-    assert many.rows == [third, first]
-    many.put(longer)
-    assert many.rows == [third, longer]  # which the first one is the beginning of
+        prefixes.put(row)
+    assert prefixes.find([1, 2, 4, 4]) == (first, 2)
+    assert prefixes.find([4]) == (None, 0)
+    prefixes.shrink(5)
+    assert prefixes.rows == [third, first]
+    prefixes.put(longer)
+    assert prefixes.rows == [third, longer]  # which the first one is the beginning of
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])

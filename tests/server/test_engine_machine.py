@@ -90,12 +90,12 @@ class Life(RuleBasedStateMachine):
         """A burst of rows, which may begin as a row that was there before."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(count if len(self.rows) < MANY else 1):
-            length, new, place = (int(torch.randint(1, end, (1,), generator=generator)) for end in (14, 9, 99))
+            length, new_tokens, place = (int(torch.randint(1, end, (1,), generator=generator)) for end in (14, 9, 99))
             prompt = torch.randint(0, SIZE, (length,), generator=generator).tolist()
             if goes_on and self.rows:
                 before = self.rows[place % len(self.rows)].request
                 prompt = [*before.text[: place % 25], *prompt]
-            self.rows.append(Heard(prompt, min(new, MAX_NEW), seed, sampling=Sampling(temperature=0)))
+            self.rows.append(Heard(prompt, min(new_tokens, MAX_NEW), seed, sampling=Sampling(temperature=0)))
             self.engine.batch.add([self.rows[-1].request])
 
     @rule(turns=st.integers(1, 6))

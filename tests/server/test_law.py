@@ -17,12 +17,16 @@ FALSE_ALARM = 1e-6
 
 def law(temperature: float, length: int) -> dict[str, float]:
     """The probability of every text of so many letters after "a"."""
-    found = {"": 1.0}
+    probabilities = {"": 1.0}
     for _ in range(length):
-        laws = {text: TARGET(tuple(ord(letter) - ord("a") for letter in "a" + text)) for text in found}
-        shares = {text: (own.log() / temperature).softmax(-1).tolist() for text, own in laws.items()}
-        found = {text + "abcd"[i]: found[text] * share for text in found for i, share in enumerate(shares[text])}
-    return found
+        laws = {text: TARGET(tuple(ord(letter) - ord("a") for letter in "a" + text)) for text in probabilities}
+        shares = {text: (logits.log() / temperature).softmax(-1).tolist() for text, logits in laws.items()}
+        probabilities = {
+            text + "abcd"[i]: probabilities[text] * share
+            for text in probabilities
+            for i, share in enumerate(shares[text])
+        }
+    return probabilities
 
 
 def distance_bound(cells: int, count: int) -> float:

@@ -86,11 +86,11 @@ def test_the_file_for_serve_deploy_names_what_there_is():
 
 def replicas() -> list[psutil.Process]:
     """The processes of the engines, of this test's own cluster."""
-    found = []
+    actors = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # which has ended meanwhile
-            found += [process] if "ray::ServeReplica" in " ".join(process.cmdline()) else []
-    return found
+            actors += [process] if "ray::ServeReplica" in " ".join(process.cmdline()) else []
+    return actors
 
 
 def ask(client: httpx2.Client, **body) -> httpx2.Response:

@@ -52,11 +52,11 @@ def rates(bins: int, drafts: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("drafts", [2, 4, 8])
 def test_it_loses_no_more_than_it_says(drafts: int) -> None:
     """Coarse bins lose what fine ones may not, so that the bound says something."""
-    found = {bins: rates(bins, drafts) for bins in (COARSE, 16, 64, FINE)}
-    for rate, least, optimum in found.values():
+    rates_by_bins = {bins: rates(bins, drafts) for bins in (COARSE, 16, 64, FINE)}
+    for rate, least, optimum in rates_by_bins.values():
         assert (rate <= optimum + EXACT).all()
         assert (rate >= least).all()
-    (coarse, *_), (fine, least, optimum) = found[COARSE], found[FINE]
+    (coarse, *_), (fine, least, optimum) = rates_by_bins[COARSE], rates_by_bins[FINE]
     assert (coarse < least - 0.01).all()
     assert (optimum - fine < 0.02).all()
     p, _ = softmaxes(3000)

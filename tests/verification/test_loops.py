@@ -63,9 +63,9 @@ def rows(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (target * torch.tensor([[1.0], [1.0], [0.3]])).to(dtype), draft.to(dtype)
 
 
-def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+def close(values: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     """Whether they differ by rounding alone, their own or that of what they come from."""
-    return torch.allclose(one, other, rtol=0, atol=max(ROUNDING[dtype], ROUNDING.get(one.dtype, 0.0)))
+    return torch.allclose(values, other, rtol=0, atol=max(ROUNDING[dtype], ROUNDING.get(values.dtype, 0.0)))
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -74,8 +74,8 @@ def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
 def test_a_compiled_twin_gives_the_same_numbers(name: str, size: int, dtype: torch.dtype, monkeypatch) -> None:
     laws, way = WAYS[name]  # a new pair needs a line there
     target, draft = rows(size, dtype)
-    asked, twin = [], loops.PAIRS[name]
-    monkeypatch.setitem(loops.PAIRS, name, lambda *arguments: asked.append(1) or twin(*arguments))
+    calls, twin = [], loops.PAIRS[name]
+    monkeypatch.setitem(loops.PAIRS, name, lambda *arguments: calls.append(1) or twin(*arguments))
     for law in laws:
         uniform = torch.rand(3, law.num_uniforms, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         drafted = law.draw(draft, uniform)
@@ -85,8 +85,8 @@ def test_a_compiled_twin_gives_the_same_numbers(name: str, size: int, dtype: tor
             assert law.draw(draft, uniform).equal(drafted)
             plain = list(way(law, target, draft, drafted))
         assert [part.dtype for part in ours] == [part.dtype for part in plain]
-        assert all(close(*both, dtype) for both in zip(ours, plain, strict=True)), law
-    assert asked
+        assert all(close(*pair, dtype) for pair in zip(ours, plain, strict=True)), law
+    assert calls
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -128,9 +128,9 @@ def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
     right = lorenz_loops.phases
 
     def forgetful(*arguments):
-        columns, *rest = right(*arguments)
+        columns, *parts = right(*arguments)
         columns[3, 1] = 1.0
-        return columns, *rest
+        return columns, *parts
 
     monkeypatch.setattr(lorenz_loops, "phases", forgetful)
     emitted = over_all_tuples(lorenz, Iid(3), target[None], draft[None]).emitted
@@ -157,7 +157,7 @@ def test_what_counts_as_a_coupling_is_one(name):
 # --- no loop is reached with shapes that it does not fit; run with bounds checking, too (Makefile) ------------------
 
 TINY = 5e-324
-both = pytest.mark.usefixtures("way")
+both_ways = pytest.mark.usefixtures("way")
 
 
 @pytest.fixture(params=["loops", "tensors"])
@@ -175,7 +175,7 @@ def test_bounds_are_checked_where_the_environment_asks_for_it():
         lorenz_loops.next_target(torch.ones(3).numpy(), torch.ones(2).numpy())
 
 
-@both
+@both_ways
 def test_loops_need_arrays_that_fit_and_stay_within_them():
     drawn = torch.full((2, 4), -1).numpy()
     anchored.draw_lines(drawn, torch.ones(2, 9).numpy(), torch.zeros(2, 4).double().numpy(), 2, 7, False, 1e-30)
@@ -190,7 +190,7 @@ def test_loops_need_arrays_that_fit_and_stay_within_them():
         lorenz_loops.lorenz(draft, draft, drafted.expand(3, -1), law)
 
 
-@both
+@both_ways
 def test_a_pick_never_leaves_the_row():
     """A subnormal total times the largest number below one is the total again."""
     uniform = torch.tensor([[0.0, 0.5, 1 - 2.0**-53, 1.0]] * 2, dtype=torch.float64)
@@ -199,21 +199,21 @@ def test_a_pick_never_leaves_the_row():
         assert distributions.pick(weights, uniform).tolist() == [[1] * 4, [0] * 4]
 
 
-@both
+@both_ways
 @pytest.mark.parametrize("drafts", [1, 2, 3, 5])
-@pytest.mark.parametrize("wanted", [None, 0, 1, 3, 20])
-def test_anchors_fit_into_the_drafts(drafts, wanted):
+@pytest.mark.parametrize("anchors", [None, 0, 1, 3, 20])
+def test_anchors_fit_into_the_drafts(drafts, anchors):
     draft = torch.tensor([[0.4, 0.6, 0.0], [0.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
-    law = Anchored(drafts, anchors=wanted)
-    found = law.draw(draft, torch.zeros(3, law.width).double())
-    assert found.shape == (3, law.width)
-    assert found[1].tolist() == [-1] * law.width  # nothing leaks from the row above
-    assert found[:, :drafts].equal(law.deterministic_tokens(draft))
-    if wanted is not None:
-        assert (found[:, :drafts] >= 0).sum(-1).tolist() == [min(wanted, drafts, count) for count in (2, 0, 3)]
+    law = Anchored(drafts, anchors=anchors)
+    drafted = law.draw(draft, torch.zeros(3, law.width).double())
+    assert drafted.shape == (3, law.width)
+    assert drafted[1].tolist() == [-1] * law.width  # nothing leaks from the row above
+    assert drafted[:, :drafts].equal(law.deterministic_tokens(draft))
+    if anchors is not None:
+        assert (drafted[:, :drafts] >= 0).sum(-1).tolist() == [min(anchors, drafts, count) for count in (2, 0, 3)]
 
 
-@both
+@both_ways
 @pytest.mark.parametrize("anchors", [None, 0, 1, 2, 20])
 @pytest.mark.parametrize("drafts", [1, 2, 4])
 @pytest.mark.parametrize("top_up", [True, False])
@@ -221,7 +221,7 @@ def test_any_anchors_at_any_node_are_lossless(anchors, drafts, top_up):
     """As a tree with nodes of other numbers of drafts asks for them."""
     target, draft = pair(0, 4)
     scheme = md.scheme("anchored:lorenz", 3, anchors=anchors, top_up=top_up).with_drafts(drafts)
-    found = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
-    assert torch.allclose(found.emitted[0], target, rtol=0, atol=EXACT)
-    assert float(found.acceptance) == pytest.approx(float(scheme.acceptance_rate(target, draft)), abs=EXACT)
+    summed = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
+    assert torch.allclose(summed.emitted[0], target, rtol=0, atol=EXACT)
+    assert float(summed.acceptance) == pytest.approx(float(scheme.acceptance_rate(target, draft)), abs=EXACT)
     assert scheme.draw(draft.expand(50, -1), torch.Generator().manual_seed(0)).shape == (50, scheme.law.width)

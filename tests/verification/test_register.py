@@ -43,7 +43,7 @@ def module(tmp_path, monkeypatch) -> str:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
+def module_folder(tmp_path, monkeypatch) -> Path:
     """A current folder where Python does not look for modules, with one that notes in a file that it has run."""
     (tmp_path / "top.py").write_text(f"open('ran', 'w').close()\n{EXAMPLE.read_text().partition('for name')[0]}")
     monkeypatch.chdir(tmp_path)
@@ -84,11 +84,11 @@ def test_every_form_is_audited(form: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["top:naiv", "top:right", "top:right,law=iid"])
-def test_no_name_runs_a_file_of_the_current_folder(name: str, here: Path) -> None:
+def test_no_name_runs_a_file_of_the_current_folder(name: str, module_folder: Path) -> None:
     with pytest.raises(md.AdviceError, match=r"unknown scheme 'top:\w+'; .*--import MODULE"):
         md.scheme(name)
     ends_with_advice(run("audit", name), "unknown scheme 'top:")
-    assert not (here / "ran").exists()
+    assert not (module_folder / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["rules_of_mine:right", "rules_of_mine:rihgt"])
@@ -103,13 +103,13 @@ def test_a_name_without_a_law_imports_nothing(name: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mine:right", "top:right,law=iid"])
-def test_the_command_line_imports_what_it_is_asked_to(name: str, here: Path) -> None:
+def test_the_command_line_imports_what_it_is_asked_to(name: str, module_folder: Path) -> None:
     """Whether the module registers a name, or has a rule to name."""
     result = run("--import", "top", "audit", name, "--drafts", 1, "--vocabulary", 16, "--trials", 100, "--json")
     assert result.exit_code == 0, result.output
-    assert (here / "ran").exists()
+    assert (module_folder / "ran").exists()
     ends_with_advice(run("--import", "no_such_module", "schemes"), "--import no_such_module fails with ModuleNotFound")
-    (here / "broken.py").write_text("raise OSError('several\\nlines')")
+    (module_folder / "broken.py").write_text("raise OSError('several\\nlines')")
     ends_with_advice(run("--import", "broken", "schemes"), "--import broken fails with OSError: several lines")
     with pytest.raises(md.AdviceError, match="importing the module broken fails with OSError: several lines"):
         md.scheme("broken:rule", law="iid")  # the folder has been asked for
@@ -133,9 +133,9 @@ def test_it_decodes_with_the_walk_that_it_is_right_for() -> None:
 
 
 def test_settings_make_two_schemes_of_one_rule() -> None:
-    one, other = md.scheme("iid:binned_lorenz", bins=8), md.scheme("iid:binned_lorenz", bins=16)
-    assert one != other
-    assert one.with_drafts(2).entry.rule.function.bins == 8
+    coarse, fine = md.scheme("iid:binned_lorenz", bins=8), md.scheme("iid:binned_lorenz", bins=16)
+    assert coarse != fine
+    assert coarse.with_drafts(2).entry.rule.function.bins == 8
     assert md.scheme(naive, 1, law="iid") != md.scheme(lambda p, q, x: naive(p, q, x), 1, law="iid")
 
 

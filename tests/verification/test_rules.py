@@ -36,11 +36,11 @@ EVERY = [(name, drafts) for name in NAMES for drafts in counts(name)]
 
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     """The exact law of the emitted token and the acceptance rate of every pair, over every tuple: none a wrong law."""
-    found = over_all_tuples(rule, law, target, drafting(law, draft))
-    accept, residual = found.outcome.accept, found.outcome.residual
+    summed = over_all_tuples(rule, law, target, drafting(law, draft))
+    accept, residual = summed.outcome.accept, summed.outcome.residual
     assert min(accept.min(), residual.min()) >= 0
     assert (accept.sum(-1) + residual.sum(-1) <= 1 + EXACT).all()
-    return found.emitted, found.acceptance
+    return summed.emitted, summed.acceptance
 
 
 def worst_deviation(rule, law: Law, total: float = 1.0) -> tuple[float, str]:
@@ -146,9 +146,9 @@ def test_one_draft_is_speculative_sampling(a: float) -> None:
         if label == "subnormal":  # a token that is drafted once in 1e310 times counts as never drafted
             continue
         drafted, _ = scheme.tuples(q)
-        x, made = drafted[:, 0].clamp(min=0), drafted[:, 0] >= 0
+        x, is_drafted = drafted[:, 0].clamp(min=0), drafted[:, 0] >= 0
         outcome = scheme.outcome(p.expand(len(x), -1), q.expand(len(x), -1), drafted)
-        accept = torch.where(made, (p[x] / (a * q[x])).clamp(max=1), 0.0)
+        accept = torch.where(is_drafted, (p[x] / (a * q[x])).clamp(max=1), 0.0)
         assert torch.allclose(outcome.accept[:, 0], accept, atol=EXACT), label
         left = (p - a * q).clamp(min=0)
         if a < 1:

@@ -41,9 +41,9 @@ def inputs(draw: st.DrawFn) -> tuple[Scheme, Tensor, Tensor, Tensor]:
     batch = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
     vocabulary, dtype = draw(st.integers(1, 7)), draw(st.sampled_from([torch.float32, torch.float64]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    many = (drafts,) if scheme.law.per_draft_distributions else ()
+    drafts_shape = (drafts,) if scheme.law.per_draft_distributions else ()
     target = distributions((*batch, vocabulary), dtype, generator)
-    draft = distributions((*batch, *many, vocabulary), dtype, generator)
+    draft = distributions((*batch, *drafts_shape, vocabulary), dtype, generator)
     return scheme, target, draft, scheme.draw(draft, generator)
 
 

@@ -36,8 +36,8 @@ def draw(q, n, replace=False):
         return {(-1,) * n: 1.0}
     for i, x in enumerate(q):
         if x > 0:
-            for rest, probability in draw(q if replace else without(q, {i}), n - 1, replace).items():
-                tuples[(i, *rest)] = x / total * probability
+            for later, probability in draw(q if replace else without(q, {i}), n - 1, replace).items():
+                tuples[(i, *later)] = x / total * probability
     return tuples
 
 
@@ -45,16 +45,16 @@ def topped_up(q, n):
     """n i.i.d. draws, then one draw without replacement for every duplicate."""
     tuples = {}
     for first, probability in draw(q, n, replace=True).items():
-        for more, w in draw(without(q, set(first)), n - len(set(first))).items():
-            drawn = (first + more + (-1,) * n)[: 2 * n]
+        for top_ups, w in draw(without(q, set(first)), n - len(set(first))).items():
+            drawn = (first + top_ups + (-1,) * n)[: 2 * n]
             tuples[drawn] = tuples.get(drawn, 0.0) + probability * w
     return tuples
 
 
 def anchored(q, n, anchors, top_up=False):
     first = tuple(i for i in ranked(q)[:anchors] if q[i] > 0)
-    rest = without(q, set(first))
-    drawn = topped_up(rest, n - anchors) if top_up else draw(rest, n - anchors, replace=True)
+    unanchored = without(q, set(first))
+    drawn = topped_up(unanchored, n - anchors) if top_up else draw(unanchored, n - anchors, replace=True)
     return {first + t: w for t, w in drawn.items()}
 
 
@@ -241,10 +241,10 @@ def test_batched_equals_row_by_row_in_both_precisions(law):
     q[0, 0] = torch.eye(9)[2]  # a row whose support is smaller than the drafts
     q[1, 3, 4:] = 0.0
     q = q / q.sum(-1, keepdim=True)
-    many = law != "spechub"
-    drafts = torch.tensor([[1, 2, 3, 4], [5, 2, 4, 4]]) if many else torch.full((2, 4), 2)
-    batched = optimal_acceptance_rate(p, q, law, drafts=drafts if many else 2)
-    single = optimal_acceptance_rate(p.float(), q.float(), law, drafts=drafts if many else 2)
+    varies = law != "spechub"
+    drafts = torch.tensor([[1, 2, 3, 4], [5, 2, 4, 4]]) if varies else torch.full((2, 4), 2)
+    batched = optimal_acceptance_rate(p, q, law, drafts=drafts if varies else 2)
+    single = optimal_acceptance_rate(p.float(), q.float(), law, drafts=drafts if varies else 2)
     assert single.dtype == torch.float32
     assert torch.allclose(single.double(), batched, atol=1e-6)
     for place in itertools.product(range(2), range(4)):
@@ -260,12 +260,12 @@ def test_anchors_beside_a_number_of_drafts_for_each_row(settings):
     generator = torch.Generator().manual_seed(3)
     p, q = (torch.rand(5, 6, generator=generator, dtype=torch.float64).softmax(-1) for _ in range(2))
     q[0], drafts = t64(0.9, 0.1, 0, 0, 0, 0), torch.tensor([3, 1, 4, 0, 2])
-    wanted, own = settings.get("anchors"), torch.tensor([1, 0, 4, 0, 2])
-    batched = settings | ({"anchors": own} if wanted == "by row" else {})
-    found = optimal_acceptance_rate(p, q, "anchored", drafts=drafts, **batched)
+    anchors, anchors_by_row = settings.get("anchors"), torch.tensor([1, 0, 4, 0, 2])
+    batched = settings | ({"anchors": anchors_by_row} if anchors == "by row" else {})
+    rates = optimal_acceptance_rate(p, q, "anchored", drafts=drafts, **batched)
     for row, count in enumerate(drafts.tolist()):
-        alone = settings | ({"anchors": own[row].item()} if wanted == "by row" else {})
-        assert found[row] == pytest.approx(
+        alone = settings | ({"anchors": anchors_by_row[row].item()} if anchors == "by row" else {})
+        assert rates[row] == pytest.approx(
             optimal_acceptance_rate(p[row], q[row], "anchored", drafts=count, **alone).item(), abs=1e-12
         )
     with pytest.raises(AdviceError, match=r"drafts has shape \(3,\); give one number, or a tensor of shape \(5,\)"):

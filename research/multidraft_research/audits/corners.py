@@ -40,14 +40,14 @@ class Corners:
 
 def try_corners(name: str, pairs: int, seed: int = 0) -> Corners:
     """Every kind of pair in turn, every size, number of drafts, precision and total of the target."""
-    found = Corners()
+    corners = Corners()
     cases = product(PROBABILITIES, TOTALS, ROUNDING, SHAPES, KINDS)
     for batch, case in enumerate(islice(cycle(shuffled(list(cases), seed)), -(-pairs // AT_ONCE))):
         probability, total, dtype, (vocabulary, drafts), kind = case
         chosen = scheme(name, entries()[name].law.fixed_drafts or drafts, draft_probability=probability)
         target, draft = adversarial(kind, AT_ONCE, vocabulary, seed + batch)
-        examine(found, chosen, (total * target).to(dtype), drafting(chosen.law, draft.to(dtype)))
-    return found
+        examine(corners, chosen, (total * target).to(dtype), drafting(chosen.law, draft.to(dtype)))
+    return corners
 
 
 def shuffled(cases: list, seed: int) -> list:
@@ -56,20 +56,20 @@ def shuffled(cases: list, seed: int) -> list:
     return [cases[i] for i in order]
 
 
-def examine(found: Corners, chosen: Scheme, target: Tensor, draft: Tensor) -> None:
+def examine(corners: Corners, chosen: Scheme, target: Tensor, draft: Tensor) -> None:
     """Add a batch of pairs to what was found."""
     summed = over_all_tuples(chosen.entry.rule, chosen.law, target, draft)
     row, outcome, law = summed.row, summed.outcome, summed.emitted
-    accept, residual, rest = (x.double() for x in (outcome.accept, outcome.residual, outcome.residual_mass))
+    accept, residual, residual_mass = (x.double() for x in (outcome.accept, outcome.residual, outcome.residual_mass))
     total, full = accept.sum(-1) + residual.sum(-1), target.sum(-1, dtype=torch.float64)[row] > 1 - MAX_MISSING_MASS
     over = (total - 1).clamp(min=0)
     unit = ROUNDING[target.dtype]
-    found.pairs, found.tuples = found.pairs + len(target), found.tuples + len(row)
-    found.law = largest(found.law, (law - target).abs() / unit)
-    found.total = largest(found.total, torch.where(full, (total - 1).abs(), over) / unit)
-    found.rest = largest(found.rest, (rest - residual.sum(-1)).abs() / unit)
-    found.negative = largest(found.negative, -torch.cat([accept, residual], -1) / unit)
-    found.banned = largest(found.banned, torch.where(law[target == 0] > 0, torch.inf, 0.0))
+    corners.pairs, corners.tuples = corners.pairs + len(target), corners.tuples + len(row)
+    corners.law = largest(corners.law, (law - target).abs() / unit)
+    corners.total = largest(corners.total, torch.where(full, (total - 1).abs(), over) / unit)
+    corners.rest = largest(corners.rest, (residual_mass - residual.sum(-1)).abs() / unit)
+    corners.negative = largest(corners.negative, -torch.cat([accept, residual], -1) / unit)
+    corners.banned = largest(corners.banned, torch.where(law[target == 0] > 0, torch.inf, 0.0))
 
 
 def largest(known: float, values: Tensor) -> float:

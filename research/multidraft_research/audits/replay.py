@@ -92,11 +92,11 @@ def check_tree(record: Record) -> None:
 
 def check_walk(record: Record, start: Walker) -> None:
     """The walk asks and flips what the record says, and ends where it says."""
-    told = Told(record["walk"])
+    recorded = RecordedWalk(record["walk"])
     draws = {node["node"] for node in record["nodes"] if "drafted" in node}
-    (walk_result,) = drive([start(0, 1.0, draws.__contains__, told.coin)], told.verdicts)
-    if told.events:
-        raise Mismatch(f"the walk ends before {told.events[0]}")
+    (walk_result,) = drive([start(0, 1.0, draws.__contains__, recorded.coin)], recorded.verdicts)
+    if recorded.events:
+        raise Mismatch(f"the walk ends before {recorded.events[0]}")
     agree("path", record["path"], walk_result.path)
     agree("kind of the last token", record["last"]["kind"], "bonus" if walk_result.residual is None else "corrected")
 
@@ -108,7 +108,7 @@ def check_last(last: Record) -> None:
         raise Mismatch(f"number {last['number']} does not draw the last token, from {last['from']} to {last['to']}")
 
 
-class Told:
+class RecordedWalk:
     """A recorded walk's events, which a walk that is taken again must ask for one by one."""
 
     def __init__(self, events: list[Record]):
@@ -129,18 +129,18 @@ class Told:
         agree(f"coin of probability {probability} with number {number}", event["yes"], number < probability)
         return bool(event["yes"])
 
-    def verdicts(self, asked: dict[int, tuple[int, float]]) -> dict[int, Verdict]:
+    def verdicts(self, queries: dict[int, tuple[int, float]]) -> dict[int, Verdict]:
         """What the rule said."""
-        node, weight = asked[0]
+        node, weight = queries[0]
         event = self.take("node")
         agree("node", event["node"], node)
         agree(f"weight at node {node}", event["weight"], weight)
         children = tuple(Child(*claim) for claim in event["claims"])
-        return {0: Verdict(children, Left(event["rest"]))}
+        return {0: Verdict(children, RecordedResidual(event["rest"]))}
 
 
 @dataclass(frozen=True)
-class Left(Residual):
+class RecordedResidual(Residual):
     """What a rule left, of which a record has the sum alone."""
 
     left: float
@@ -156,7 +156,7 @@ class Left(Residual):
         raise Mismatch("a record does not hold whole laws")
 
 
-def agree(what: str, recorded: object, found: object) -> None:
+def agree(what: str, recorded: object, expected: object) -> None:
     """Raise unless they are the same."""
-    if recorded != found:
-        raise Mismatch(f"{what}: recorded {recorded}, but it must be {found}")
+    if recorded != expected:
+        raise Mismatch(f"{what}: recorded {recorded}, but it must be {expected}")

@@ -39,10 +39,12 @@ def capture(
 ) -> Iterable[Recording]:
     """For each prompt, the logits of both models at every token that follows it."""
     for index, prompt in enumerate(prompts):
-        yield one(target, draft, prompt, index, manner).recording
+        yield capture_prompt(target, draft, prompt, index, manner).recording
 
 
-def one(target: PreTrainedModel, draft: PreTrainedModel, prompt: list[int], index: int, manner: Manner) -> Shard:
+def capture_prompt(
+    target: PreTrainedModel, draft: PreTrainedModel, prompt: list[int], index: int, manner: Manner
+) -> Shard:
     """The same for one prompt, whose random numbers depend on its place alone."""
     read, following = prompt[:1], prompt[1 : 1 + manner.new_tokens]
     if not manner.score:
@@ -78,11 +80,11 @@ def write(shard: Shard, folder: Path, index: int, name: str, task: str, top_k: i
     return asdict(Entry(file, digest, len(content), name, task, len(shard.tokens), **lost))
 
 
-def largest(prompts: int, manner: Manner, vocabulary: int, both: int = 8) -> int:
+def largest(prompts: int, manner: Manner, vocabulary: int, bytes_of_pair: int = 8) -> int:
     """Bytes that a capture takes at most, up to ids and headers; a logit of both models takes `both` bytes.
 
     >>> largest(2, Manner(new_tokens=3), 10)
     480
     """
     kept = min(manner.top_k or vocabulary, vocabulary)
-    return prompts * manner.new_tokens * kept * (both + (4 if kept < vocabulary else 0))
+    return prompts * manner.new_tokens * kept * (bytes_of_pair + (4 if kept < vocabulary else 0))

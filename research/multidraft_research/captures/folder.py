@@ -88,15 +88,15 @@ class Capture:
 
     def shard(self, index: int) -> Shard:
         """What was kept of one prompt, checked against its checksum."""
-        own = self.entries[index]
-        path = self.folder / own.file
+        entry = self.entries[index]
+        path = self.folder / entry.file
         try:
-            is_same = is_of(path, own)
+            is_same = is_of(path, entry)
         except OSError as error:
             raise AdviceError(f"cannot read the shard {path} ({error.strerror}); {AGAIN}") from None
         if not is_same:
             raise AdviceError(f"the shard {path} has another checksum than its manifest says; {AGAIN}")
-        return shard.read(path, own.positions, self.vocabulary, HOW)
+        return shard.read(path, entry.positions, self.vocabulary, HOW)
 
     def recording(self) -> Recording:
         """All positions at once, in memory."""
@@ -106,8 +106,8 @@ class Capture:
         """So many positions, of the first prompts; fewer where there are no more."""
         ends = accumulate(entry.positions for entry in self.entries)
         needed = next((count for count, end in enumerate(ends, 1) if end >= positions), len(self.entries))
-        some = joined(self.shard(index).recording for index in range(needed))
-        return Recording(some.target[:positions], some.draft[:positions])
+        recording = joined(self.shard(index).recording for index in range(needed))
+        return Recording(recording.target[:positions], recording.draft[:positions])
 
     @property
     def fingerprint(self) -> str:
@@ -118,18 +118,18 @@ class Capture:
 def is_whole(folder: Path, record: dict[str, Any]) -> bool:
     """Whether the shard of a line is there, as it was when the line was written."""
     try:
-        made = entry(record, folder)
-        return is_of(folder / made.file, made)
+        expected_entry = entry(record, folder)
+        return is_of(folder / expected_entry.file, expected_entry)
     except (OSError, AdviceError):
         return False
 
 
-def is_of(path: Path, own: Entry) -> bool:
+def is_of(path: Path, entry: Entry) -> bool:
     """Whether a file is the one that a line names; one of another size, as a device has, is not read at all."""
-    if path.stat().st_size != own.bytes:
+    if path.stat().st_size != entry.bytes:
         return False
     with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest() == own.sha256
+        return file_digest(file, "sha256").hexdigest() == entry.sha256
 
 
 def clear(folder: Path) -> None:

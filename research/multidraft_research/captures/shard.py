@@ -41,16 +41,16 @@ def cut(target: Tensor, draft: Tensor, top_k: int) -> dict[str, Tensor]:
     likeliest = torch.maximum(target.double().log_softmax(-1), draft.double().log_softmax(-1))
     kept = likeliest.topk(top_k, -1).indices.sort(-1).values
     logits = {"target": target, "draft": draft}
-    cuts = {name: each.gather(-1, kept) for name, each in logits.items()}
-    return cuts | {"kept": kept.int()} | {f"{name}_rest": shared(each, kept) for name, each in logits.items()}
+    cuts = {name: values.gather(-1, kept) for name, values in logits.items()}
+    return cuts | {"kept": kept.int()} | {f"{name}_rest": shared(values, kept) for name, values in logits.items()}
 
 
 def shared(
     logits: Float[Tensor, "positions vocabulary"], kept: Int[Tensor, "positions kept"]
 ) -> Float[Tensor, " positions"]:
     """The logit that gives all tokens but those kept the probability that they have together."""
-    rest = logits.double().scatter(-1, kept, -torch.inf)
-    return (rest.logsumexp(-1) - torch.tensor(logits.shape[-1] - kept.shape[-1]).log()).to(logits.dtype)
+    other_logits = logits.double().scatter(-1, kept, -torch.inf)
+    return (other_logits.logsumexp(-1) - torch.tensor(logits.shape[-1] - kept.shape[-1]).log()).to(logits.dtype)
 
 
 def whole(tensors: dict[str, Tensor], vocabulary: int) -> Recording:
@@ -60,8 +60,8 @@ def whole(tensors: dict[str, Tensor], vocabulary: int) -> Recording:
     kept = tensors["kept"].long()
 
     def filled(name: str) -> Tensor:
-        rest = tensors[f"{name}_rest"][:, None].expand(-1, vocabulary)
-        return rest.scatter(-1, kept, tensors[name])
+        rest_logits = tensors[f"{name}_rest"][:, None].expand(-1, vocabulary)
+        return rest_logits.scatter(-1, kept, tensors[name])
 
     return Recording(filled("target"), filled("draft"))
 

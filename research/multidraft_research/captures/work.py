@@ -9,7 +9,7 @@ from pathlib import Path
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Record
 from multidraft.zoo import Pair
-from multidraft_research.captures.capturing import Manner, largest, one, write
+from multidraft_research.captures.capturing import Manner, capture_prompt, largest, write
 
 Load = Callable[[], Pair]
 
@@ -40,14 +40,14 @@ class Capturing:
 
     def __call__(self, job: int) -> Record:
         pair, passage = loaded(self.load), self.passages[job]
-        shard = one(pair.target, pair.draft, passage.tokens, job, self.manner)
+        shard = capture_prompt(pair.target, pair.draft, passage.tokens, job, self.manner)
         return write(shard, self.folder, job, passage.id, passage.task, self.manner.top_k)
 
 
 def check_room(pair: Pair, prompts: int, manner: Manner, vocabulary: int, folder: Path) -> int:
     """The bytes that a capture takes at most; raises where the disk has no room for them."""
-    both = pair.target.dtype.itemsize + pair.draft.dtype.itemsize
-    needed = largest(prompts, manner, vocabulary, both)
+    bytes_of_pair = pair.target.dtype.itemsize + pair.draft.dtype.itemsize
+    needed = largest(prompts, manner, vocabulary, bytes_of_pair)
     if needed > (free := shutil.disk_usage(folder).free):
         raise AdviceError(
             f"the capture takes up to {needed / 1e9:.1f} GB, and {str(folder)!r} has room for {free / 1e9:.1f} GB; "

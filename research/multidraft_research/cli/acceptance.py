@@ -58,23 +58,23 @@ def check(random: int, capture: Path | None, model: str | None, temperatures: li
     from multidraft.sampling.checks import check as check_setting
 
     named = {"--random": random, "--capture": capture, "--target or --draft": model}
-    given = [name for name, value in named.items() if value]
-    if len(given) > 1:
-        raise AdviceError(f"{' and '.join(given)} are two sources of distributions; give one")
+    named_options = [name for name, value in named.items() if value]
+    if len(named_options) > 1:
+        raise AdviceError(f"{' and '.join(named_options)} are two sources of distributions; give one")
     for temperature in temperatures:
         check_setting("temperature", temperature, "--temperature")
 
 
 def measured(
-    pairs: "Recording", temperatures: list[float], counts: list[int], seed: int, more: list[str]
+    pairs: "Recording", temperatures: list[float], counts: list[int], seed: int, more_schemes: list[str]
 ) -> "list[Line]":
     """All lines of the table, with a progress bar."""
     from tqdm import tqdm
 
     from multidraft_research.studies.acceptance import cases, measure
 
-    asked = cases(temperatures, counts, more)
-    return list(tqdm(measure(pairs, asked, seed), total=len(asked), desc="measuring", unit="case"))
+    jobs = cases(temperatures, counts, more_schemes)
+    return list(tqdm(measure(pairs, jobs, seed), total=len(jobs), desc="measuring", unit="case"))
 
 
 def report(

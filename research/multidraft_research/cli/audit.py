@@ -79,8 +79,8 @@ def audit(
         elif every:
             ok = audit_all(2 if drafts is None else drafts, settings, as_json)
         else:
-            asked = {} if draft_probability is None else dict(draft_probability=draft_probability)
-            ok = audit_one(name or "", settings | asked | dict(drafts=drafts), as_json)
+            law_settings = {} if draft_probability is None else dict(draft_probability=draft_probability)
+            ok = audit_one(name or "", settings | law_settings | dict(drafts=drafts), as_json)
     except ImportError as error:
         raise AdviceError(str(error)) from None
     if not ok:
@@ -89,8 +89,8 @@ def audit(
 
 def refuse_unused(options: dict[str, object], mode: str) -> None:
     """Raise where an option was given that has no meaning in this mode."""
-    if given := [option for option, value in options.items() if value is not None]:
-        raise AdviceError(f"{', '.join(given)} has no meaning with {mode}; leave it out")
+    if unused := [option for option, value in options.items() if value is not None]:
+        raise AdviceError(f"{', '.join(unused)} has no meaning with {mode}; leave it out")
 
 
 def audit_one(name: str, settings: dict[str, Any], as_json: bool) -> bool:
@@ -111,15 +111,17 @@ def audit_all(drafts: int, settings: dict[str, Any], as_json: bool) -> bool:
 
     calls = [(group, name) for group in (SCHEMES, RANDOMISED) for name in schemes()]
     calls += [(MUTANT, name) for name in MUTANTS]
-    found = [run(group, name, drafts, settings) for group, name in bar("audit")(calls)]
-    wrong = [item["name"] for item in found if not item["as_expected"]]
+    results = [run(group, name, drafts, settings) for group, name in bar("audit")(calls)]
+    wrong = [item["name"] for item in results if not item["as_expected"]]
     if as_json:
-        terminal.print_json({"as_expected": not wrong, "audits": [item["report"] for item in found]})
+        terminal.print_json({"as_expected": not wrong, "audits": [item["report"] for item in results]})
         return not wrong
     for group in (SCHEMES, RANDOMISED, MUTANT):
-        terminal.print_table([group, *COLUMNS], [item["row"] for item in found if item["group"] == group], numbers=True)
+        terminal.print_table(
+            [group, *COLUMNS], [item["row"] for item in results if item["group"] == group], numbers=True
+        )
     typer.echo(LEGEND)
-    typer.echo(f"Not as expected: {'; '.join(wrong)}." if wrong else f"All {len(found)} verdicts are as expected.")
+    typer.echo(f"Not as expected: {'; '.join(wrong)}." if wrong else f"All {len(results)} verdicts are as expected.")
     return not wrong
 
 
@@ -233,13 +235,18 @@ def try_corners(name: str | None, pairs: int, seed: int, as_json: bool) -> bool:
     from multidraft_research.audits.corners import try_corners as tried_in
 
     names = exact_schemes() if name is None else [exactly(name, exact_schemes())]
-    found = {each: tried_in(each, pairs, seed) for each in tqdm(names, desc="corners", unit="scheme", leave=False)}
-    ok = all(tried.worst <= 1 for tried in found.values())
+    results = {
+        scheme_name: tried_in(scheme_name, pairs, seed)
+        for scheme_name in tqdm(names, desc="corners", unit="scheme", leave=False)
+    }
+    ok = all(tried.worst <= 1 for tried in results.values())
     if as_json:
-        tried = {each: asdict(tried) | {"worst": tried.worst} for each, tried in found.items()}
+        tried = {scheme_name: asdict(tried) | {"worst": tried.worst} for scheme_name, tried in results.items()}
         terminal.print_json({"as_expected": ok, "seed": seed, "corners": tried})
         return ok
-    terminal.print_table(CORNERS_COLUMNS, [corner_cells(each, tried) for each, tried in found.items()], numbers=True)
+    terminal.print_table(
+        CORNERS_COLUMNS, [corner_cells(scheme_name, tried) for scheme_name, tried in results.items()], numbers=True
+    )
     typer.echo(CORNERS_LEGEND)
     typer.echo(f"Seed {seed}; {hardware()['cpu']}.")
     return ok

@@ -89,13 +89,13 @@ def capture(
     executor = executor_of(workers, ray)
     if out is not None:
         manner = Manner(max_new_tokens, temperature, seed, score, top_k)
-        made = captured(Source(target, draft, prompts, limit), manner, out, executor, wait)
+        finished = captured(Source(target, draft, prompts, limit), manner, out, executor, wait)
     else:
         assert show is not None  # as of the check above
-        made = Capture.open(show)
-        for index in range(len(made.entries)):
-            made.shard(index)
-    report(made, as_json)
+        finished = Capture.open(show)
+        for index in range(len(finished.entries)):
+            finished.shard(index)
+    report(finished, as_json)
 
 
 def captured(
@@ -112,9 +112,9 @@ def captured(
     passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
     check_scored(passages, manner)
     vocabulary = pair.target.config.get_text_config().vocab_size
-    asked: dict[str, object] = {"capture": FORMAT} | source.names | {"vocabulary": vocabulary}
-    asked |= {"prompts": len(passages), "prompts_digest": digest(chosen)} | asdict(manner) | versions()
-    journal = Journal(folder / MANIFEST, asked, wait)
+    settings: dict[str, object] = {"capture": FORMAT} | source.names | {"vocabulary": vocabulary}
+    settings |= {"prompts": len(passages), "prompts_digest": digest(chosen)} | asdict(manner) | versions()
+    journal = Journal(folder / MANIFEST, settings, wait)
     pairs = zip(journal.records, passages, strict=False)
     right = (record.get("id") == passage.id and is_whole(folder, record) for record, passage in pairs)
     journal.keep(sum(takewhile(bool, right)))
@@ -151,16 +151,20 @@ def recorded(source: Source, new_tokens: int, seed: int) -> "Recording":
     return recording.joined(tqdm(parts, total=len(chosen), desc="recording", unit="prompt"))
 
 
-def report(made: "Capture", as_json: bool) -> None:
+def report(finished: "Capture", as_json: bool) -> None:
     """What was captured, and what keeping fewer tokens has cost."""
     lost = {
-        name: sum(getattr(e, name) * e.positions for e in made.entries) / made.positions
+        name: sum(getattr(e, name) * e.positions for e in finished.entries) / finished.positions
         for name in ("target_loss", "draft_loss")
     }
-    facts = {"folder": str(made.folder), "positions": made.positions, "bytes": sum(e.bytes for e in made.entries)}
-    facts |= made.settings | lost | {"fingerprint": made.fingerprint}
+    facts = {
+        "folder": str(finished.folder),
+        "positions": finished.positions,
+        "bytes": sum(e.bytes for e in finished.entries),
+    }
+    facts |= finished.settings | lost | {"fingerprint": finished.fingerprint}
     if as_json:
-        return terminal.print_json(facts | {"shards": [asdict(entry) for entry in made.entries]})
+        return terminal.print_json(facts | {"shards": [asdict(entry) for entry in finished.entries]})
     terminal.print_table(["", ""], [[name.replace("_", " "), text(value)] for name, value in facts.items()])
 
 

@@ -94,8 +94,8 @@ def report(taught: "PreTrainedModel", source: "Capture", lesson: "Lesson", out: 
     from multidraft_research.studies.running.tables import as_data, tables
     from multidraft_research.training.distilling import PANEL, gains
 
-    found = sums({"id": name, "cells": cells} for name, cells in gains(taught, source, lesson))
-    estimates = {place: ratio(own) for place, own in found.items()}
+    sums_by_place = sums({"id": name, "cells": cells} for name, cells in gains(taught, source, lesson))
+    estimates = {place: ratio(sums_of_place) for place, sums_of_place in sums_by_place.items()}
     machine = {"commit": commit(), "hardware": hardware(), "versions": versions()}
     data = {"lesson": asdict(lesson), "capture": source.fingerprint, "entries": as_data(estimates)} | machine
     terminal.write_json(out / "report.json", data)

@@ -36,7 +36,7 @@ UNFIT, LONGEST = re.compile(r"[^\w.-]+"), 100  # in names of folders: characters
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyRequest:
     """What all studies are told."""
 
     out: Path
@@ -60,14 +60,14 @@ class Asked:
         files.make_folder(self.out, "--out")
         pictures.check(self.out / "picture.png")
 
-    def of(self, draft: str) -> "Asked":
+    def of(self, draft: str) -> "StudyRequest":
         """What is asked of one draft alone, in a folder of its own."""
         out = self.out / UNFIT.sub("-", draft)[-LONGEST:].strip("-.")
         files.make_folder(out, "--out")
         return replace(self, out=out, source=replace(self.source, draft=draft), drafts=())
 
 
-def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callable[..., None]:
+def command(name: str, about: str, do: Callable[[StudyRequest, bool], None]) -> Callable[..., None]:
     """A command that has the options of all studies."""
 
     def study(
@@ -90,23 +90,25 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         source = Source(target, drafts[0] if drafts else None, prompts, limit)
         tokens = max_new_tokens or (QUICK_TOKENS if quick else TOKENS)
         executor, schemes = executor_of(workers, ray), list(dict.fromkeys(scheme or []))
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, executor, capture, quick, drafts, schemes, wait)
-        asked.check()
-        do(asked, as_json)
+        request = StudyRequest(
+            out or Path("runs") / name, source, tokens, seed, executor, capture, quick, drafts, schemes, wait
+        )
+        request.check()
+        do(request, as_json)
 
     study.__doc__ = about
     return study
 
 
-def one(name: str) -> Callable[..., None]:
+def command_of_study(name: str) -> Callable[..., None]:
     """The command of one study."""
 
-    def do(asked: Asked, as_json: bool) -> None:
-        if asked.schemes and not LISTED[name].study().compares:
+    def measure_and_print(request: StudyRequest, as_json: bool) -> None:
+        if request.schemes and not LISTED[name].study().compares:
             raise AdviceError(f"the study {name} compares no schemes; leave out --scheme")
-        show(compared(name, asked), as_json)
+        show(compared(name, request), as_json)
 
-    return command(name, LISTED[name].about, do)
+    return command(name, LISTED[name].about, measure_and_print)
 
 
 def check_schemes(names: Sequence[str]) -> None:
@@ -118,35 +120,35 @@ def check_schemes(names: Sequence[str]) -> None:
             scheme(name)
 
 
-def schemes_for(name: str, asked: Asked) -> list[str]:
+def schemes_for(name: str, request: StudyRequest) -> list[str]:
     """The schemes that a study is to compare beside its own; none for one that compares no schemes."""
-    return list(asked.schemes) if LISTED[name].study().compares else []
+    return list(request.schemes) if LISTED[name].study().compares else []
 
 
-def compared(name: str, asked: Asked) -> "Results":
+def compared(name: str, request: StudyRequest) -> "Results":
     """The results; of several drafts, those of each are in folders of their own, and all of them in one table."""
     from multidraft_research.studies.running.side_by_side import together
 
-    if len(asked.drafts) < 2:
-        return measured(name, asked)
-    return kept(name, together({draft: measured(name, asked.of(draft)) for draft in asked.drafts}), asked.out)
+    if len(request.drafts) < 2:
+        return measured(name, request)
+    return kept(name, together({draft: measured(name, request.of(draft)) for draft in request.drafts}), request.out)
 
 
-def measured(name: str, asked: Asked) -> "Results":
+def measured(name: str, request: StudyRequest) -> "Results":
     """Measure what is missing, and write the tables and the picture."""
     study = LISTED[name].study()
     measure = study.on_models or study.on_capture
-    work, jobs, journal = (on_models if study.on_models else on_capture)(name, measure, asked)
-    finish(name, work, jobs, journal, asked)
-    return written(name, LISTED[name].about, study, journal.records, journal.settings, asked.out)
+    work, jobs, journal = (on_models if study.on_models else on_capture)(name, measure, request)
+    finish(name, work, jobs, journal, request)
+    return written(name, LISTED[name].about, study, journal.records, journal.settings, request.out)
 
 
-def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
+def finish(name: str, work: Any, jobs: int, journal: "Journal", request: StudyRequest) -> None:
     """Do the jobs that a journal has not."""
     from multidraft.cli.executors import run
 
     try:
-        run(work, jobs, journal, asked.executor, name)
+        run(work, jobs, journal, request.executor, name)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
 
@@ -169,24 +171,24 @@ def kept(name: str, results: "Results", folder: Path) -> "Results":
     return results
 
 
-def on_capture(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
+def on_capture(name: str, measure: Any, request: StudyRequest) -> "tuple[Any, int, Journal]":
     """The jobs of a study that needs no more than logits, one for each prompt of a capture."""
     from multidraft.io.journal import Journal
     from multidraft_research.studies.running.work import OverCapture
 
-    capture = captured_for(asked)
+    capture = captured_for(request)
     check_drafts(name, capture)
     facts: dict[str, Any] = {"study": name, "capture": capture.fingerprint, "positions": capture.positions}
     facts |= {part: capture.settings.get(part) for part in ("target", "draft", "top_k")}
-    facts |= {"seed": asked.seed} | further(name, asked) | versions("scipy", "ortools")
-    journal = Journal(asked.out / f"{name}.jsonl", facts, asked.wait)
-    work = OverCapture(measure, capture.folder.absolute(), asked.seed, schemes_for(name, asked))
+    facts |= {"seed": request.seed} | further(name, request) | versions("scipy", "ortools")
+    journal = Journal(request.out / f"{name}.jsonl", facts, request.wait)
+    work = OverCapture(measure, capture.folder.absolute(), request.seed, schemes_for(name, request))
     return work, len(capture.entries), journal
 
 
-def further(name: str, asked: Asked) -> dict[str, Any]:
+def further(name: str, request: StudyRequest) -> dict[str, Any]:
     """What the results depend on, too, where schemes were added."""
-    schemes = schemes_for(name, asked)
+    schemes = schemes_for(name, request)
     return {"schemes": schemes} if schemes else {}
 
 
@@ -200,33 +202,33 @@ def check_drafts(name: str, capture: "Capture") -> None:
         )
 
 
-def captured_for(asked: Asked) -> "Capture":
+def captured_for(request: StudyRequest) -> "Capture":
     """The capture that was given, or one in the folder of the run."""
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
 
-    if asked.capture is not None:
-        return Capture.open(asked.capture)
-    manner = Manner(asked.new_tokens, seed=asked.seed)
-    return captured(asked.source, manner, asked.out / "capture", asked.executor, asked.wait)
+    if request.capture is not None:
+        return Capture.open(request.capture)
+    manner = Manner(request.new_tokens, seed=request.seed)
+    return captured(request.source, manner, request.out / "capture", request.executor, request.wait)
 
 
-def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
+def on_models(name: str, measure: Any, request: StudyRequest) -> "tuple[Any, int, Journal]":
     """The jobs of a study that decodes, one for each prompt."""
     from multidraft.io.journal import Journal
     from multidraft_research.captures.work import Passage
     from multidraft_research.studies.running.work import OverModels
 
-    if asked.capture is not None:
+    if request.capture is not None:
         raise AdviceError(f"the study {name} decodes with models; give --target and --draft instead of --capture")
-    _, chosen = asked.source.read()
-    facts: dict[str, Any] = {"study": name} | asked.source.names
+    _, chosen = request.source.read()
+    facts: dict[str, Any] = {"study": name} | request.source.names
     facts |= {"prompts": len(chosen), "prompts_digest": digest(chosen)}
-    facts |= {"new_tokens": asked.new_tokens, "seed": asked.seed} | further(name, asked) | versions() | hardware()
-    journal = Journal(asked.out / f"{name}.jsonl", facts, asked.wait)
+    facts |= {"new_tokens": request.new_tokens, "seed": request.seed} | further(name, request) | versions() | hardware()
+    journal = Journal(request.out / f"{name}.jsonl", facts, request.wait)
     passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
-    schemes = schemes_for(name, asked)
-    work = OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed, schemes)
+    schemes = schemes_for(name, request)
+    work = OverModels(measure, request.source.load, passages, request.new_tokens, request.seed, schemes)
     return work, len(passages), journal
 
 

@@ -7,7 +7,7 @@ from multidraft.cli import terminal
 from multidraft.machine import versions
 from multidraft_research.cli import curves as curves_command
 from multidraft_research.cli import solve_time as solve_time_command
-from multidraft_research.cli.measured import Asked, captured_for, finish, written
+from multidraft_research.cli.measured import StudyRequest, captured_for, finish, written
 
 if TYPE_CHECKING:
     from multidraft_research.studies.running.results import Results
@@ -22,68 +22,70 @@ WALKED = {True: (2, 3), False: (3, 6)}  # tokens and random cases, by whether it
 SOLVED = {True: (2, 1.0), False: (4, 10.0)}  # tokens of each size, and seconds after which a method stops
 
 
-def solve_time(name: str, asked: Asked) -> "Results":
+def solve_time(name: str, request: StudyRequest) -> "Results":
     """At the paper's sizes, one after another whoever else could help, because seconds are what counts."""
     from multidraft.io.journal import Journal
     from multidraft_research.studies.on_cases.solve_time import STUDY, records
     from multidraft_research.studies.solve_time import PAPER_SIZES
 
-    tokens, limit = SOLVED[asked.quick]
-    sources = solve_time_command.sources(captured_for(asked), asked.seed)
+    tokens, limit = SOLVED[request.quick]
+    sources = solve_time_command.sources(captured_for(request), request.seed)
     tokens = min(tokens, *(len(recording) for recording in sources.values()))
-    journal = Journal(asked.out / f"{name}.jsonl", solve_time_command.settings(sources, limit, asked.seed), asked.wait)
-    if not solve_time_command.measured(journal, sources, PAPER_SIZES, tokens, limit, asked.seed, None):
+    journal = Journal(
+        request.out / f"{name}.jsonl", solve_time_command.settings(sources, limit, request.seed), request.wait
+    )
+    if not solve_time_command.measured(journal, sources, PAPER_SIZES, tokens, limit, request.seed, None):
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on")
-    found = list(records(solve_time_command.results(journal)))
-    return written(name, ABOUT[name], STUDY, found, journal.settings, asked.out)
+    cells = list(records(solve_time_command.results(journal)))
+    return written(name, ABOUT[name], STUDY, cells, journal.settings, request.out)
 
 
-def walks(name: str, asked: Asked) -> "Results":
+def walks(name: str, request: StudyRequest) -> "Results":
     """Random cases take the place of prompts."""
     from multidraft.io.journal import Journal
     from multidraft_research.studies.on_cases.walks import STUDY, OverTables
 
-    vocabulary, cases = WALKED[asked.quick]
-    settings = {"study": name, "vocabulary": vocabulary, "cases": cases, "seed": asked.seed} | versions("scipy")
-    journal = Journal(asked.out / f"{name}.jsonl", settings, asked.wait)
-    finish(name, OverTables(vocabulary, asked.seed), cases, journal, asked)
-    return written(name, ABOUT[name], STUDY, journal.records, journal.settings, asked.out)
+    vocabulary, cases = WALKED[request.quick]
+    settings = {"study": name, "vocabulary": vocabulary, "cases": cases, "seed": request.seed} | versions("scipy")
+    journal = Journal(request.out / f"{name}.jsonl", settings, request.wait)
+    finish(name, OverTables(vocabulary, request.seed), cases, journal, request)
+    return written(name, ABOUT[name], STUDY, journal.records, journal.settings, request.out)
 
 
-def toys(name: str, asked: Asked) -> "Results":
+def toys(name: str, request: StudyRequest) -> "Results":
     """The same on every machine."""
     from multidraft_research.studies.on_cases.toys import STUDY, record
 
-    return written(name, ABOUT[name], STUDY, [record()], {"study": name}, asked.out)
+    return written(name, ABOUT[name], STUDY, [record()], {"study": name}, request.out)
 
 
-def curves(name: str, asked: Asked) -> "Results | None":
+def curves(name: str, request: StudyRequest) -> "Results | None":
     """None, with a word of it, where no captured position will do."""
     from multidraft_research.studies.curves import draw
     from multidraft_research.studies.on_cases.curves import STUDY, first_telling, record
 
-    capture = captured_for(asked)
-    found = first_telling(capture)
-    if found is None:
+    capture = captured_for(request)
+    telling = first_telling(capture)
+    if telling is None:
         terminal.note("no captured position has an optimum between 0.6 and 0.8: there is no picture of curves")
         return None
-    case, prompt = found
-    names = [name_of(token, asked) for token in case.tokens]
+    case, prompt = telling
+    names = [name_of(token, request) for token in case.tokens]
     settings = {"study": name, "capture": capture.fingerprint, "prompt": prompt, "position": case.position}
-    results = written(name, ABOUT[name], STUDY, [record(case, names, prompt)], settings, asked.out)
+    results = written(name, ABOUT[name], STUDY, [record(case, names, prompt)], settings, request.out)
     for kind in (".png", ".svg"):
-        draw(case, names, asked.out / f"{name}{kind}")
+        draw(case, names, request.out / f"{name}{kind}")
     return results
 
 
-def name_of(token: int, asked: Asked) -> str:
+def name_of(token: int, request: StudyRequest) -> str:
     """Its text where the tokenizer is known, else its number."""
-    if asked.capture is not None:
+    if request.capture is not None:
         return f"token {token}"
-    return curves_command.piece(asked.source.read()[0].tokenizer, token)
+    return curves_command.piece(request.source.read()[0].tokenizer, token)
 
 
-OTHERS: dict[str, Callable[[str, Asked], "Results | None"]] = {
+OTHERS: dict[str, Callable[[str, StudyRequest], "Results | None"]] = {
     "solve-time": solve_time,
     "walks": walks,
     "toys": toys,

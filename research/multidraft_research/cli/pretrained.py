@@ -10,11 +10,11 @@ from multidraft.zoo import Pair
 def load_pretrained(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER) -> Pair:
     """The models of two names; the embedded pair where both are left out."""
     if (target is None) != (draft is None) and EMBEDDED not in (target, draft):
-        given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
-        raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
+        present, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
+        raise AdviceError(f"{present} comes without {missing}; pass both, or neither for the embedded pair")
     check_pretrained_names(loader, target, draft)
-    found: Any = load_models(target or EMBEDDED, [draft or EMBEDDED], loader._replace(engine=TRANSFORMERS))
-    return Pair(found[0], found[1][0], found[2])
+    pair: Any = load_models(target or EMBEDDED, [draft or EMBEDDED], loader._replace(engine=TRANSFORMERS))
+    return Pair(pair[0], pair[1][0], pair[2])
 
 
 def check_pretrained_names(loader: Loader, *names: str | None) -> None:

@@ -95,16 +95,16 @@ def show(trace: "Reading", records: list[Record]) -> None:
 def texts(trace: "Reading") -> dict[tuple[int, int], str]:
     """The end of the text that each step continues, without the root."""
     rows: dict[int, list[int]] = {}
-    found = {}
+    texts_by_token = {}
     for record in trace.records:
         if record["record"] == "generation":
             rows |= {record["first_row"] + row: list(tokens) for row, tokens in enumerate(record["prompts"])}
         elif record["record"] == "step":
             tokens, token = rows[record["row"]], {node["node"]: node["token"] for node in record["nodes"]}
             text = "".join(trace.pieces[t] for t in tokens[-1 - SHOWN_OF_TEXT : -1])
-            found[record["row"], record["step"]] = "… " * (len(tokens) > SHOWN_OF_TEXT + 1) + text
+            texts_by_token[record["row"], record["step"]] = "… " * (len(tokens) > SHOWN_OF_TEXT + 1) + text
             tokens += [*(token[slot] for slot in record["path"]), record["last"]["token"]]
-    return found
+    return texts_by_token
 
 
 class Drawing:
@@ -124,7 +124,7 @@ class Drawing:
         self.grow(root, 0)
         walk = root.add("walk", style="dim")
         for event in self.record["walk"]:
-            walk.add(self.told(event))
+            walk.add(self.event_text(event))
         root.add(self.last())
         return root
 
@@ -151,7 +151,7 @@ class Drawing:
             return Text(f"{line}accepted", style=terminal.COLOURS["accepted"])
         return Text(f"{line}not taken")
 
-    def told(self, event: Record) -> str:
+    def event_text(self, event: Record) -> str:
         """One event of the walk in words."""
         if "coin" in event:
             return f"coin of {event['coin']:.3g}, number {event['number']:.3g}: {'yes' if event['yes'] else 'no'}"

@@ -123,10 +123,10 @@ def measured(
     from multidraft_research.studies.solvers import methods
 
     known = {name: method for name, method in methods(limit).items() if name in (chosen or methods(limit))}
-    asked = tasks(sources, sizes, tokens, known)
+    chosen_tasks = tasks(sources, sizes, tokens, known)
     warm_up(known)
     try:
-        bar = tqdm(asked, desc="solving", unit="answer")
+        bar = tqdm(chosen_tasks, desc="solving", unit="answer")
         for result in measure(bar, sources, known, limit, results(journal), seed):
             journal.append(asdict(result))
     except KeyboardInterrupt:

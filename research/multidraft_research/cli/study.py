@@ -18,5 +18,5 @@ study.command(cls=CheckedCommand)(curves.curves)
 study.command(cls=CheckedCommand)(toys.toys)
 study.command(cls=CheckedCommand)(walks.walks)
 for name in LISTED:
-    study.command(name, cls=CheckedCommand)(measured.one(name))
+    study.command(name, cls=CheckedCommand)(measured.command_of_study(name))
 study.command("all", cls=CheckedCommand)(measured.command("all", everything.ABOUT, everything.everything))

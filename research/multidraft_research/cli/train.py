@@ -62,9 +62,9 @@ def train(
     shapes = {"target": shape(target_size), "draft": shape(draft_size)}
     numbers: dict[str, Any] = dict(target_steps=target_steps, draft_steps=draft_steps, seed=seed, vocabulary=vocabulary)
     numbers |= dict(window=window, batch=batch, checkpoint_every=checkpoint_every)
-    given = {name: value for name, value in (numbers | shapes).items() if value is not None}
-    taught = None if target is None else teacher(target, given)
-    recipe = Recipe(**given | ({} if taught is None else sizes(target, taught)))
+    settings = {name: value for name, value in (numbers | shapes).items() if value is not None}
+    taught = None if target is None else teacher(target, settings)
+    recipe = Recipe(**settings | ({} if taught is None else sizes(target, taught)))
     if recipe.window > recipe.context:
         raise AdviceError(f"--window {recipe.window} is longer than the models' context, {recipe.context}")
     files.make_folder(out, "--out")
@@ -76,13 +76,13 @@ def train(
     typer.echo(f"`multidraft generate --target {target or out / 'target'} --draft {out / 'draft'} ...` decodes with it")
 
 
-def teacher(target: str, given: dict[str, Any]) -> "Teacher":
+def teacher(target: str, settings: dict[str, Any]) -> "Teacher":
     """The target that a draft is to be trained for; raises on settings of a target that would be trained first."""
     from multidraft.cli.models import Loader, load_models
     from multidraft_research.cli.pretrained import check_pretrained_names
     from multidraft_research.training.recipe import Teacher
 
-    if wrong := given.keys() & OF_TARGETS.keys():
+    if wrong := settings.keys() & OF_TARGETS.keys():
         raise AdviceError(f"{OF_TARGETS[min(wrong)]} is of a target to train, and --target names one; leave one out")
     check_pretrained_names(Loader(), target)
     model: Any

@@ -70,7 +70,7 @@ def train_head(
         model: Any
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
         of = course.Target(model.requires_grad_(False), KNOWN.get(target, target))
-        mask = next((one for one in (tokenizer.mask_token_id, tokenizer.unk_token_id) if one is not None), 0)
+        mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
         plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
         try:
             records = course.states.records(text or written(of, tokenizer, out / "text.jsonl", tokens))

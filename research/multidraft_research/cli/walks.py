@@ -27,8 +27,8 @@ def walks(
 
     from multidraft_research.studies.walks import SCHEMES, TREES, jobs, measure
 
-    asked = jobs(scheme or SCHEMES, tree or TREES, vocabulary)
-    lines = [measure(s, shape, vocabulary, cases, seed) for s, shape in tqdm(asked, desc="walking", unit="line")]
+    chosen_jobs = jobs(scheme or SCHEMES, tree or TREES, vocabulary)
+    lines = [measure(s, shape, vocabulary, cases, seed) for s, shape in tqdm(chosen_jobs, desc="walking", unit="line")]
     if as_json:
         return terminal.print_json([asdict(line) for line in lines])
     terminal.note(f"accepted tokens a target pass, {vocabulary} tokens, mean of {cases} random cases, seed {seed}")

@@ -85,9 +85,9 @@ def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
         if box is None:
             continue
         center = (box.low + box.high) / 2
-        found = target < slope(center) @ draft
-        if (cost := float(target[found].sum() - draft[:, found].sum(1).prod())) < best_cost:
-            best, best_cost = found, cost
+        chosen = target < slope(center) @ draft
+        if (cost := float(target[chosen].sum() - draft[:, chosen].sum(1).prod())) < best_cost:
+            best, best_cost = chosen, cost
         if lower_bound(box, target, draft) < best_cost - ACCURACY:  # cut across its longest side
             side = np.arange(len(center)) == np.argmax(box.high - box.low)
             boxes += [replace(box, high=np.where(side, center, box.high))]
@@ -130,10 +130,10 @@ def slope(masses: Masses) -> Masses:
     return before * after
 
 
-def added(masses: Masses, more: Float[np.ndarray, "drafts some"]) -> Float[np.ndarray, " some"]:
+def added(masses: Masses, new_masses: Float[np.ndarray, "drafts some"]) -> Float[np.ndarray, " some"]:
     """`prod_j (masses_j + more_j) - prod_j masses_j`, one draft at a time, so that small terms do not cancel."""
-    product, difference = 1.0, np.zeros(more.shape[1])
-    for mass, extra in zip(masses, more, strict=True):
+    product, difference = 1.0, np.zeros(new_masses.shape[1])
+    for mass, extra in zip(masses, new_masses, strict=True):
         difference = difference * (mass + extra) + product * extra
         product *= mass
     return difference

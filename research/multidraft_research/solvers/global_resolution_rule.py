@@ -39,13 +39,13 @@ class ApproximateOutcome(Outcome):
 class Node:
     """The solution for one pair of distributions, ready for any tuple drafted there."""
 
-    found: Resolution
+    resolution: Resolution
     next_target: Float[np.ndarray, " vocabulary"]
     deviation: float
 
     def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
         """Probability of emitting each of the distinct drafted tokens."""
-        return self.found.accept(tokens)
+        return self.resolution.accept(tokens)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ class GlobalResolution:
             return self.node(p.numpy(), q.numpy(), count, law.draft_probability)
 
         outcome, nodes = row_by_row(solve, target, draft, drafted, law)
-        failed = torch.tensor([node is not None and node.found.failure is not None for node in nodes], dtype=torch.bool)
+        failed = torch.tensor(
+            [node is not None and node.resolution.failure is not None for node in nodes], dtype=torch.bool
+        )
         deviation = torch.tensor([node.deviation if node else 0.0 for node in nodes], dtype=torch.float64)
         failed, deviation = (x.reshape(target.shape[:-1]).to(target.device) for x in (failed, deviation))
         short = (1 - target.double().sum(-1)).clamp(min=0)  # rounding: a full target counts as one
@@ -99,15 +101,15 @@ class GlobalResolution:
     def node(self, target: np.ndarray, draft: np.ndarray, drafts: int, draft_probability: float = 1.0) -> Node:
         """The solution for one pair: with probability 1 - a nothing is drafted, which is the problem of target / a."""
         a = draft_probability
-        found = resolve(target / a, draft / draft.sum(), drafts, self.tolerance, self.iterations, self.limit)
-        return Node(found, next_target_of(target, a * found.split.residual), float(a * found.deviation))
+        resolution = resolve(target / a, draft / draft.sum(), drafts, self.tolerance, self.iterations, self.limit)
+        return Node(resolution, next_target_of(target, a * resolution.split.residual), float(a * resolution.deviation))
 
     def _instead(
         self, nodes: list[Node | None], outcome: Outcome, target: Tensor, draft: Tensor, law: Law, failed: Tensor
     ) -> Outcome:
         """The fallback's outcome in the rows that failed, or an error that says what failed."""
         if self.fallback is None:
-            reason = next(node.found.failure for node in nodes if node and node.found.failure)
+            reason = next(node.resolution.failure for node in nodes if node and node.resolution.failure)
             raise ResolutionFailure(
                 f"Global Resolution failed: {reason}. Choose what to do then with fallback="
                 f"{', '.join(repr(name) for name in FALLBACKS)}; or use the rule lorenz, which is exact and never fails"

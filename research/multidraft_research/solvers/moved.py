@@ -50,8 +50,8 @@ def trimmed(
 ) -> Float[np.ndarray, " edges"]:
     """The nearest feasible point below: what a solver's tolerance let through is scaled away, so no rule is biased."""
     mass = mass.clip(min=0)
-    given = np.bincount(network.owner, mass, minlength=len(network.probability))
-    mass = mass * _at_most(network.probability, given)[network.owner]
+    moved_mass = np.bincount(network.owner, mass, minlength=len(network.probability))
+    mass = mass * _at_most(network.probability, moved_mass)[network.owner]
     taken = np.bincount(network.token, mass, minlength=len(target))
     return mass * _at_most(target, taken)[network.token]
 

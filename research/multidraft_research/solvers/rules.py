@@ -56,8 +56,8 @@ def linear_program(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Out
 
 def register_all() -> None:
     """Add the schemes of all solvers to the list, and those that sort nothing."""
-    for law, more in {"iid": "", "anchored": ", then a pass per top-up"}.items():
-        cost = f"prefix sums, without a sort{more}"
+    for law, extra_cost in {"iid": "", "anchored": ", then a pass per top-up"}.items():
+        cost = f"prefix sums, without a sort{extra_cost}"
         register(f"{law}:binned_lorenz", law=law, rule=BinnedLorenz(), source=OURS, cost=cost, coupling=True)
     register(
         "iid:global_resolution",

@@ -50,9 +50,9 @@ class Plan:
     def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
         """m[S, i] / Pr(S); nothing for a set so unlikely that its probability is no number."""
         network, mass = self.moved.network, self.moved.mass
-        found = network.find(tokens)
-        edges = slice(network.start[found], network.start[found + 1])
-        total = max(network.probability[found], mass[edges].sum(), np.finfo(float).tiny)
+        places = network.find(tokens)
+        edges = slice(network.start[places], network.start[places + 1])
+        total = max(network.probability[places], mass[edges].sum(), np.finfo(float).tiny)
         return mass[edges][np.searchsorted(network.token[edges], tokens)] / total
 
 
@@ -85,10 +85,10 @@ def row_by_row(
     nodes: list[AnySolved | None] = []
     for row in range(len(p)):
         count = int((x[row] >= 0).sum()) if law.draft_probability == 1 else law.drafts
-        own = drawn_from(law, q[row], x[row] >= 0) if count else q[row]
-        key = (p[row].numpy().tobytes(), own.numpy().tobytes(), count)
+        row_draft = drawn_from(law, q[row], x[row] >= 0) if count else q[row]
+        key = (p[row].numpy().tobytes(), row_draft.numpy().tobytes(), count)
         if count and key not in known:
-            known[key] = solve(p[row], own, count)
+            known[key] = solve(p[row], row_draft, count)
         nodes.append(node := known.get(key))
         if node is not None:
             tokens = x[row, first[row]].numpy()

@@ -98,7 +98,7 @@ def tasks(sources: dict[str, Recording], sizes: list[tuple[int, int]], tokens: i
 
 
 def measure(
-    asked: Iterable[Task],
+    jobs: Iterable[Task],
     sources: dict[str, Recording],
     methods: dict[str, Method],
     limit: float,
@@ -108,16 +108,16 @@ def measure(
     """Results of what is not `done` yet; a method that was too slow or could not start skips the rest of its case."""
     known = {(*result.case, result.token) for result in done}
     stopped = {result.case for result in done if result.status in STOPS}
-    for task in asked:
+    for task in jobs:
         if task.case in stopped or (*task.case, task.token) in known:
             continue
-        result = one(task, sources[task.source], methods[task.method], limit, seed)
+        result = measure_task(task, sources[task.source], methods[task.method], limit, seed)
         if result.status in STOPS:
             stopped.add(result.case)
         yield result
 
 
-def one(task: Task, recording: Recording, method: Method, limit: float, seed: int) -> Result:
+def measure_task(task: Task, recording: Recording, method: Method, limit: float, seed: int) -> Result:
     """Time a method on a token and ask what its answer is worth."""
     position = int(torch.randperm(len(recording.target), generator=torch.Generator().manual_seed(seed))[task.token])
     whole = [distribution(x[position].double()) for x in (recording.target, recording.draft)]

@@ -15,10 +15,10 @@ def draw(table: list[Line], path: Path) -> None:
     sources = list(dict.fromkeys(line.source for line in table))
     figure, axes = pictures.figure(columns=len(sources), rows=2, width=5.4, height=3.0)
     for column, source in enumerate(sources):
-        own = [line for line in table if line.source == source]
-        panel(axes[0, column], own, "milliseconds")
+        lines = [line for line in table if line.source == source]
+        panel(axes[0, column], lines, "milliseconds")
         axes[0, column].set(yscale="log", ylabel="ms for a token", title=f"{source} pair")
-        panel(axes[1, column], own, "share")
+        panel(axes[1, column], lines, "share")
         axes[1, column].set(ylabel="acceptance / optimum", xlabel="top k, n drafts", ylim=(LOWEST, None))
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")

@@ -108,17 +108,17 @@ def best(results: Iterable[Result]) -> list[Best]:
     for r in everything:
         tokens.setdefault((r.source, r.k, r.n), set()).add(r.token)
     fallback = quickest(everything)
-    found: dict[tuple[str, int, str], Best] = {}
+    best_by_case: dict[tuple[str, int, str], Best] = {}
     for (source, k, n, method), group in by_case(everything).items():
         settled = [answer for r in group if (answer := settle(r, fallback))]
         for limit in LIMITS:
-            now = found.setdefault((source, limit, method), Best(source, limit, method))
+            now = best_by_case.setdefault((source, limit, method), Best(source, limit, method))
             if len(settled) < len(tokens[source, k, n]):
                 continue
             milliseconds, rate = 1e3 * mean(s for s, _ in settled), mean(a for _, a in settled)
             if milliseconds <= limit and rate > (now.acceptance_rate or 0.0):
-                found[source, limit, method] = Best(source, limit, method, k, n, rate, milliseconds)
-    return list(found.values())
+                best_by_case[source, limit, method] = Best(source, limit, method, k, n, rate, milliseconds)
+    return list(best_by_case.values())
 
 
 def quickest(results: Iterable[Result]) -> dict[Token, Settled]:

@@ -66,8 +66,8 @@ def closed_facts(rule: Rule, rate: Formula, target: Tensor, draft: Tensor, law: 
         known = rate(target, draft, law)
         assert known is not None  # of i.i.d. drafts
         return Facts(float(known), 0.0, "formula")
-    found = over_all_tuples(rule, law, target[None], draft[None])
-    return Facts(float(found.acceptance), variation(found.emitted[0].numpy(), target.numpy()), "enumeration")
+    summed = over_all_tuples(rule, law, target[None], draft[None])
+    return Facts(float(summed.acceptance), variation(summed.emitted[0].numpy(), target.numpy()), "enumeration")
 
 
 def by_network(solver: Solver) -> Method:
@@ -98,8 +98,8 @@ def resolution(tolerance: float, patient: bool = False) -> Method:
     def solve(p: Tensor, q: Tensor, drafts: int) -> Node:
         rule = GlobalResolution(tolerance, limit=largest(drafts) if patient else None)
         node = rule.node(p.numpy(), q.numpy(), drafts)
-        if node.found.failure:
-            raise ResolutionFailure(node.found.failure)
+        if node.resolution.failure:
+            raise ResolutionFailure(node.resolution.failure)
         return node
 
     def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
@@ -125,7 +125,7 @@ def resolution_facts(
     """By summing over every drafted set where there are few, else the guarantee."""
     assert node is not None  # a tuple was drafted
     if edges_of(len(draft), drafts) > MOST_NUMBERS:
-        return Facts(node.found.split.optimum - node.found.loss, node.deviation / 2, "bound")
+        return Facts(node.resolution.split.optimum - node.resolution.loss, node.deviation / 2, "bound")
     received, emitted = enumerated(node, draft, drafts)
     return Facts(float(received.sum()), variation(emitted, target), "enumeration")
 
@@ -136,7 +136,7 @@ def enumerated(
     """What Global Resolution accepts of every token, and the law of what it emits, over every drafted set."""
     received = np.zeros(len(draft))
     for tokens, probability in sets(iid_network(draft, drafts)):
-        mass = probability[:, None] * node.found.accept(tokens)
+        mass = probability[:, None] * node.resolution.accept(tokens)
         received += np.bincount(tokens.ravel(), mass.ravel(), minlength=len(draft))
     return received, received + (1 - received.sum()) * node.next_target
 

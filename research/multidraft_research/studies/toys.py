@@ -22,8 +22,8 @@ def figures() -> dict[str, Curves]:
 def draw(curves: dict[str, Curves], path: Path) -> None:
     """A panel for each figure: acceptance by number of drafts, a colour for each target and a line for each rule."""
     drawn, axes = pictures.figure(columns=len(curves), width=4.6, height=3.9)
-    for axis, (title, own) in zip(axes[0], curves.items(), strict=True):
-        panel(axis, own)
+    for axis, (title, curves_of_panel) in zip(axes[0], curves.items(), strict=True):
+        panel(axis, curves_of_panel)
         axis.set(title=title, xlabel="number of drafts", ylabel="acceptance rate", ylim=(0, 1.03))
     pictures.save(drawn, path)
 

@@ -28,23 +28,23 @@ class Descent:
     ):  # fmt: skip
         self.taught, self.checkpoint = taught, checkpoint
         apart = set(map(id, matrices))
-        others = [each for each in taught.parameters() if id(each) not in apart]
+        others = [parameter for parameter in taught.parameters() if id(parameter) not in apart]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=rate, weight_decay=weight_decay),
             torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self.rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
+        self.rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
         self.done = load_checkpoint(checkpoint, taught, self.optimizers)
 
     def step(self, share: float, accumulate: Callable[[], float]) -> float:
         """A step at this share of the learning rates, on the gradients that `accumulate` makes; its loss."""
-        groups = (group for one in self.optimizers for group in one.param_groups)
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
         for rate, group in zip(self.rates, groups, strict=True):
             group["lr"] = rate * share
         loss = accumulate()
-        for one in self.optimizers:
-            one.step()
-            one.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.done += 1
         return loss
 
@@ -56,9 +56,9 @@ class Descent:
 def save_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer], step: int) -> None:
     """Write beside the old checkpoint and move over it, so that an interruption leaves a whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    torch.save({"model": model.state_dict(), "optimizer": [o.state_dict() for o in optimizer], "step": step}, new)
-    new.replace(path)
+    new_path = path.with_suffix(".new")
+    torch.save({"model": model.state_dict(), "optimizer": [o.state_dict() for o in optimizer], "step": step}, new_path)
+    new_path.replace(path)
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer]) -> int:

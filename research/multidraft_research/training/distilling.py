@@ -75,9 +75,9 @@ def loss_of(model: PreTrainedModel, shard: Shard) -> Float[Tensor, ""]:
     """Cross-entropy against the target's distributions, over the positions of a shard."""
     ids = torch.cat([shard.prompt, shard.tokens[:-1]])[None].to(home(model))
     logits = model(ids, use_cache=False).logits[0, len(shard.prompt) - 1 :].float()
-    wanted = shard.recording.target.to(logits.device).float().softmax(-1)
-    size = min(logits.shape[-1], wanted.shape[-1])  # vocabularies may be padded to different sizes
-    return -(wanted[:, :size] * logits.log_softmax(-1)[:, :size]).sum(-1).mean()
+    target_probs = shard.recording.target.to(logits.device).float().softmax(-1)
+    size = min(logits.shape[-1], target_probs.shape[-1])  # vocabularies may be padded to different sizes
+    return -(target_probs[:, :size] * logits.log_softmax(-1)[:, :size]).sum(-1).mean()
 
 
 def gains(draft: PreTrainedModel, capture: Capture, lesson: Lesson) -> Iterator[tuple[str, list[Cell]]]:

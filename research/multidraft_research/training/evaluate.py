@@ -56,12 +56,12 @@ def evaluate(
     """Score every token but the first, which stands for the start of the text, by both models."""
     result = Evaluation(text_bytes)
     for batch, first in tqdm(list(batches(len(tokens), window)), desc="evaluating", mininterval=5):
-        wanted = torch.stack([tokens[s + 1 : e + 1] for s, e in batch])[:, first:]
+        targets = torch.stack([tokens[s + 1 : e + 1] for s, e in batch])[:, first:]
         read = torch.stack([tokens[s:e] for s, e in batch])
         ours, theirs = (m(read, use_cache=False).logits[:, first:].float().log_softmax(-1) for m in (target, draft))
-        result.tokens += wanted.numel()
-        result.target_nats -= float(ours.gather(-1, wanted[..., None]).double().sum())
-        result.draft_nats -= float(theirs.gather(-1, wanted[..., None]).double().sum())
+        result.tokens += targets.numel()
+        result.target_nats -= float(ours.gather(-1, targets[..., None]).double().sum())
+        result.draft_nats -= float(theirs.gather(-1, targets[..., None]).double().sum())
         result.overlap += float(torch.minimum(ours, theirs).exp().sum(-1).double().sum())
     return result
 

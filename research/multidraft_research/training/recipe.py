@@ -100,8 +100,8 @@ def loss_of(model: nn.Module, teacher: nn.Module | None, batch: Int[Tensor, "bat
         if teacher is None:
             return nn.functional.cross_entropy(logits, batch[:, 1:].flatten())
         with torch.no_grad():
-            wanted = teacher(batch[:, :-1], use_cache=False).logits.flatten(0, 1).float().softmax(-1)
-        return nn.functional.cross_entropy(logits, wanted)
+            target_probs = teacher(batch[:, :-1], use_cache=False).logits.flatten(0, 1).float().softmax(-1)
+        return nn.functional.cross_entropy(logits, target_probs)
 
 
 def train_model(
@@ -110,7 +110,9 @@ def train_model(
     """Train one model; resumes from the checkpoint in `folder` where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = new_model(role, recipe).to(device=device)  # type: ignore[call-arg]  # hidden self
-    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
+    matrices = [
+        parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "embed" not in name
+    ]
     rates = recipe.learning_rate, recipe.embedding_learning_rate
     descent = Descent(model, matrices, *rates, folder / f"{role}.pt", weight_decay=0.01)
     first, steps = descent.done, getattr(recipe, f"{role}_steps")

@@ -124,7 +124,7 @@ def train(
     """Teach a draft, or go on from the checkpoint; after every step its number, its loss in nats, and the draft."""
     torch.manual_seed(lesson.seed)
     model = student(target, lesson.layers, vocabulary)
-    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "layers" in name]
+    matrices = [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "layers" in name]
     descent = Descent(model, matrices, lesson.learning_rate, lesson.embedding_learning_rate, checkpoint)
     first, source = descent.done, in_batches([len(text.tokens) for text in texts], lesson.batch, lesson.seed)
     for step in range(lesson.steps):

@@ -36,22 +36,24 @@ def records(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def prompts(given: list[dict[str, Any]], part: int, parts: int) -> "Iterator[Prompt]":
+def prompts(prompt_records: list[dict[str, Any]], part: int, parts: int) -> "Iterator[Prompt]":
     """Every second one is a user's turn that the model makes up."""
     from multidraft_research.training.writing import Prompt
 
     for number in count(part, parts):
-        if number % 2 or number // 2 >= len(given):
+        if number % 2 or number // 2 >= len(prompt_records):
             yield Prompt(number, f"self/{number}", None)
         else:
-            yield Prompt(number, given[number // 2]["id"], given[number // 2]["prompt"])
+            yield Prompt(number, prompt_records[number // 2]["id"], prompt_records[number // 2]["prompt"])
 
 
-def choose(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def choose(prompt_records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All short prompts, and some of the longer ones, which take more time to read than their answers to write."""
-    sizes = [len(one["prompt"]) for one in given]
-    every = [1 if size < 350 else 4 if size < 900 else 16 if size < 2400 else len(given) for size in sizes]
-    return [one for number, (one, step) in enumerate(zip(given, every, strict=True)) if number % step == 0]
+    sizes = [len(record["prompt"]) for record in prompt_records]
+    steps = [1 if size < 350 else 4 if size < 900 else 16 if size < 2400 else len(prompt_records) for size in sizes]
+    return [
+        record for number, (record, step) in enumerate(zip(prompt_records, steps, strict=True)) if number % step == 0
+    ]
 
 
 @app.command()
@@ -67,10 +69,10 @@ def write(
     from multidraft_research.training import writing
 
     files.make_folder(out, "--out")
-    given = choose(records(instructions))
+    prompt_records = choose(records(instructions))
     with tqdm(desc="tokens written", unit=" tokens") as bar:
         model = writing.as_bfloat16(smollm2.file("target"), out)
-        writing.write(model, prompts(given, part, parts), out, f"p{part}", rows, seconds, bar.update)
+        writing.write(model, prompts(prompt_records, part, parts), out, f"p{part}", rows, seconds, bar.update)
 
 
 @app.command()
@@ -82,8 +84,8 @@ def teach(
     from multidraft.models.loading import load_tokenizer
     from multidraft_research.training import teaching
 
-    model, tokenizer, given = target(), load_tokenizer(str(folder())), records(conversations)
-    held, taught = given[:HELD_OUT] + given[-HELD_OUT:], given[HELD_OUT:-HELD_OUT]
+    model, tokenizer, taught_records = target(), load_tokenizer(str(folder())), records(conversations)
+    held, taught = taught_records[:HELD_OUT] + taught_records[-HELD_OUT:], taught_records[HELD_OUT:-HELD_OUT]
     for chosen, place in ((held, texts / "held"), (taught, texts)):
         place.mkdir(parents=True, exist_ok=True)
         for path in teaching.teach(model, tokenizer, chosen, place, "g"):
@@ -104,10 +106,10 @@ def train(
     from multidraft_research.training.texts import load_all
 
     files.make_folder(out, "--out")
-    model, found, held = target(), load_all(texts), load_all(texts / "held")
-    vocabulary = vocabulary_of(found, size, model.config.vocab_size, out / "target_ids.json")
+    model, loaded, held = target(), load_all(texts), load_all(texts / "held")
+    vocabulary = vocabulary_of(loaded, size, model.config.vocab_size, out / "target_ids.json")
     lesson = small_draft.Lesson(steps=steps, mix=mix)
-    for step, loss, draft in small_draft.train(model, found, vocabulary, lesson, out / "checkpoint.pt"):
+    for step, loss, draft in small_draft.train(model, loaded, vocabulary, lesson, out / "checkpoint.pt"):
         if step % every == 0 or step == steps:
             line = json.dumps({"step": step, "loss": loss} | small_draft.acceptance(draft, held, vocabulary))
             tqdm.write(line)

@@ -14,7 +14,7 @@ from multidraft_research.training.writing import ASSISTANT, END, SHARD, SYSTEM, 
 TOGETHER = 8  # texts of a pass
 
 
-class Said(NamedTuple):
+class Conversation(NamedTuple):
     """A text in tokens: where its user's turn begins, and where its answer does."""
 
     tokens: list[int]
@@ -23,37 +23,39 @@ class Said(NamedTuple):
     about: dict[str, Any]
 
 
-def conversation(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Said:
+def conversation(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Conversation:
     """One line of a file of conversations of one turn: `user`, `assistant`, `ended`, `temperature`."""
     first = len(tokenizer(SYSTEM)["input_ids"])
     prompt = tokenizer(f"{SYSTEM}{USER}{record['user']}{END}\n{ASSISTANT}")["input_ids"]
-    said = tokenizer(record["assistant"] + (END if record["ended"] else ""))["input_ids"]
+    answer = tokenizer(record["assistant"] + (END if record["ended"] else ""))["input_ids"]
     about = {"id": record["id"], "temperature": record["temperature"], "answer": len(prompt)}
-    return Said(prompt + said, first, len(prompt), about)
+    return Conversation(prompt + answer, first, len(prompt), about)
 
 
 @torch.inference_mode()
-def read(model: PreTrainedModel, said: Sequence[Said]) -> list[Text]:
+def read(model: PreTrainedModel, conversations: Sequence[Conversation]) -> list[Text]:
     """The texts with the target's distributions; each is read beside those of about its length."""
     texts: dict[int, Text] = {}
-    order = sorted(range(len(said)), key=lambda index: len(said[index].tokens))
+    order = sorted(range(len(conversations)), key=lambda index: len(conversations[index].tokens))
     for first in range(0, len(order), TOGETHER):
         group = order[first : first + TOGETHER]
-        longest = len(said[group[-1]].tokens)
-        tokens = torch.tensor([said[index].tokens + [0] * (longest - len(said[index].tokens)) for index in group])
+        longest = len(conversations[group[-1]].tokens)
+        tokens = torch.tensor(
+            [conversations[index].tokens + [0] * (longest - len(conversations[index].tokens)) for index in group]
+        )
         states = model.model(tokens, use_cache=False).last_hidden_state  # what follows a text is seen by none of it
         for index, state in zip(group, states, strict=True):
-            texts[index] = expected(model, said[index], state)
-    return [texts[index] for index in range(len(said))]
+            texts[index] = expected(model, conversations[index], state)
+    return [texts[index] for index in range(len(conversations))]
 
 
-def expected(model: PreTrainedModel, said: Said, state: torch.Tensor) -> Text:
+def expected(model: PreTrainedModel, conversation_read: Conversation, state: torch.Tensor) -> Text:
     """One text with what its model expected at each place behind the system's line."""
-    places = np.arange(said.first + 1, len(said.tokens))
+    places = np.arange(conversation_read.first + 1, len(conversation_read.tokens))
     logits = model.lm_head(state[places - 1]).float()
     values, ids = logits.topk(TOP)
     logs = values - logits.logsumexp(-1, keepdim=True)
-    return Text(np.array(said.tokens), places, ids.numpy(), logs.numpy(), said.about)
+    return Text(np.array(conversation_read.tokens), places, ids.numpy(), logs.numpy(), conversation_read.about)
 
 
 def teach(

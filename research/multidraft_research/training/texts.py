@@ -39,10 +39,10 @@ def save(path: Path, texts: Sequence[Text]) -> None:
         "logs": np.concatenate([text.logs for text in texts]).astype(np.float16),
         "meta": np.array(json.dumps([text.about for text in texts])),
     }
-    new = path.with_name(NEW_PREFIX + path.name)
-    with new.open("wb") as file:
+    new_path = path.with_name(NEW_PREFIX + path.name)
+    with new_path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its keywords are the arrays
-    new.replace(path)
+    new_path.replace(path)
 
 
 def load(path: Path) -> Iterator[Text]:
@@ -52,10 +52,10 @@ def load(path: Path) -> Iterator[Text]:
         about = json.loads(str(shard["meta"]))
     bounds = np.append(starts, len(tokens))
     cuts = np.searchsorted(places, bounds)
-    for number, said in enumerate(about):
+    for number, record in enumerate(about):
         first, last = bounds[number : number + 2]
-        own = slice(cuts[number], cuts[number + 1])
-        yield Text(tokens[first:last], places[own] - first, ids[own], logs[own], said)
+        part = slice(cuts[number], cuts[number + 1])
+        yield Text(tokens[first:last], places[part] - first, ids[part], logs[part], record)
 
 
 def load_all(folder: Path) -> list[Text]:
@@ -81,14 +81,14 @@ def frequent(texts: Sequence[Text], size: int, vocabulary: int) -> list[int]:
 
 def in_batches(sizes: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
     """Texts of some `batch` tokens without an end, by their numbers; neighbours are of about one length."""
-    random, found = np.random.default_rng(seed), list[int]()
+    random, group = np.random.default_rng(seed), list[int]()
     while True:
         order = random.permutation(len(sizes))
         parts = np.array_split(order, max(len(order) // SORTED, 1))
         near = [sorted(part.tolist(), key=lambda index: sizes[index]) for part in parts]
         groups = [part[first : first + NEAR] for part in near for first in range(0, len(part), NEAR)]
         for number in random.permutation(len(groups)):
-            found += groups[number]
-            if sum(sizes[index] for index in found) >= batch:
-                yield found
-                found = []
+            group += groups[number]
+            if sum(sizes[index] for index in group) >= batch:
+                yield group
+                group = []

@@ -79,9 +79,9 @@ class Reader:
     def tokens(self, text: str) -> list[int]:
         """The tokens of a text, special ones among them."""
         raw = text.encode()
-        found = (ctypes.c_int32 * (len(raw) + 8))()
-        count = self.library.llama_tokenize(self.vocab, raw, len(raw), found, len(found), False, True)
-        return list(found[:count])
+        ids = (ctypes.c_int32 * (len(raw) + 8))()
+        count = self.library.llama_tokenize(self.vocab, raw, len(raw), ids, len(ids), False, True)
+        return list(ids[:count])
 
     def forget(self, sequence: int) -> None:
         """Make room for another row."""
@@ -90,17 +90,17 @@ class Reader:
     def read(self, parts: Sequence[Part]) -> Float[Tensor, "scored vocabulary"]:
         """Logits at the scored ends of all parts, until the next pass; parts come by rising sequences."""
         batch, index, scored = self.batch, 0, sum(part.scored for part in parts)
-        for tokens, position, sequence, wanted in parts:
+        for tokens, position, sequence, is_wanted in parts:
             for place, token in enumerate(tokens):
                 batch.token[index], batch.pos[index] = token, position + place
                 batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
-                batch.logits[index] = place >= len(tokens) - wanted
+                batch.logits[index] = place >= len(tokens) - is_wanted
                 index += 1
         batch.n_tokens = index
         if self.library.llama_decode(self.context, batch):
             raise RuntimeError(f"llama.cpp has failed to read {index} tokens: {last_error()}")
-        found = self.library.llama_get_logits(self.context)
-        return torch.from_numpy(np.ctypeslib.as_array(found, (scored, self.vocabulary)))
+        logits = self.library.llama_get_logits(self.context)
+        return torch.from_numpy(np.ctypeslib.as_array(logits, (scored, self.vocabulary)))
 
 
 @dataclass(eq=False)
@@ -126,11 +126,11 @@ class Row:
 
     def part(self) -> Part:
         """What the model has not read; of a prompt all is scored, but for its first token."""
-        new, position = self.tokens[self.read :], self.read
-        scored = 1 if self.places else len(new) - self.first
+        unread, position = self.tokens[self.read :], self.read
+        scored = 1 if self.places else len(unread) - self.first
         self.places += range(len(self.tokens) - scored + 1, len(self.tokens) + 1)
         self.read = len(self.tokens)
-        return Part(new, position, self.sequence, scored)
+        return Part(unread, position, self.sequence, scored)
 
     def take(self, token: int, ids: np.ndarray, logs: np.ndarray, end: int, answer: list[int]) -> bool:
         """Add a token; whether the text is over."""
@@ -161,10 +161,10 @@ def as_bfloat16(path: Path, folder: Path) -> Path:
     if not place.exists():
         settings = library().llama_model_quantize_default_params()
         settings.ftype, settings.allow_requantize, settings.pure = library().LLAMA_FTYPE_MOSTLY_BF16, True, True
-        new = place.with_name(f"{NEW_PREFIX}{os.getpid()}.gguf")
-        if library().llama_model_quantize(bytes(path), bytes(new), settings):
+        new_path = place.with_name(f"{NEW_PREFIX}{os.getpid()}.gguf")
+        if library().llama_model_quantize(bytes(path), bytes(new_path), settings):
             raise AdviceError(f"llama.cpp cannot write {str(place)!r}: {last_error()}; make room there")
-        new.replace(place)
+        new_path.replace(place)
     return place
 
 
@@ -210,7 +210,7 @@ def write(
     done = {text.about["number"] for shard in shards for text in load(shard)}
     finished: list[Text] = []
     begin, count = time.monotonic(), len(shards)
-    for text in written(Reader(path, rows), (one for one in prompts if one.number not in done), rows, told):
+    for text in written(Reader(path, rows), (prompt for prompt in prompts if prompt.number not in done), rows, told):
         finished.append(text)
         if len(finished) == SHARD:
             save(out / f"{name}-{count:05d}.npz", finished)
@@ -236,8 +236,8 @@ def written(reader: Reader, prompts: Iterator[Prompt], most: int, told: Callable
         drawn = sample(logits[ends - 1], [row.heat for row in rows], [row.random.random() for row in rows])
         told(len(rows))
         for row, token, part, last in zip(list(rows), drawn, parts, ends, strict=True):
-            own = slice(last - part.scored, last)
-            if row.take(int(token), ids[own].numpy(), logs[own].numpy(), end, answer):
+            scored_part = slice(last - part.scored, last)
+            if row.take(int(token), ids[scored_part].numpy(), logs[scored_part].numpy(), end, answer):
                 rows.remove(row)
                 free.append(row.sequence)
                 yield row.text()

@@ -55,32 +55,36 @@ def test_an_output_that_is_left_out_is_rows_of_the_targets(tmp_path):
 def test_original_eagle_files_are_read_as_speculators_are(tmp_path):
     ours = module_of("eagle3.1")
     names = {name.replace("layers.0.", "midlayer."): value for name, value in ours.state_dict().items()}
-    said = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"} | CASES["eagle3"].layer.to_diff_dict()
-    said["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "fc_norm": True, "norm_output": True}
-    write(tmp_path, said | {"norm_before_residual": True}, names)
+    settings = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"} | CASES[
+        "eagle3"
+    ].layer.to_diff_dict()
+    settings["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "fc_norm": True, "norm_output": True}
+    write(tmp_path, settings | {"norm_before_residual": True}, names)
     theirs = load_head(tmp_path, tiny_model("llama"))
     assert replace(theirs.settings, layer=CASES["eagle3.1"].layer) == CASES["eagle3.1"]
     assert all(value.equal(theirs.state_dict()[name]) for name, value in ours.state_dict().items())
 
 
 def test_layers_of_original_dflash_files_are_one_further_on(tmp_path):
-    weights = {name: each for name, each in module_of("dflash").state_dict().items() if name != "embed_tokens.weight"}
-    said = CASES["dflash"].layer.to_diff_dict() | {"architectures": ["DFlashDraftModel"], "block_size": 4}
-    said |= {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [-1, 0, 1]}}
-    write(tmp_path, said, weights)
+    weights = {
+        name: weight for name, weight in module_of("dflash").state_dict().items() if name != "embed_tokens.weight"
+    }
+    settings = CASES["dflash"].layer.to_diff_dict() | {"architectures": ["DFlashDraftModel"], "block_size": 4}
+    settings |= {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [-1, 0, 1]}}
+    write(tmp_path, settings, weights)
     theirs = load_head(tmp_path, tiny_model("llama"))
     assert (theirs.settings.layers, theirs.ids, theirs.settings.drafted) == ((0, 1, 2), None, VOCABULARY)
 
 
 def test_broken_heads_are_refused(tmp_path):
     save_head(module_of("eagle3"), tmp_path, "some/target")
-    said = json.loads((tmp_path / "config.json").read_text())
+    settings = json.loads((tmp_path / "config.json").read_text())
     for change, message in (
         ({"fc_norm": True}, r"lacks fc_norm\.0\.weight"),
         ({"speculators_model_type": "other", "architectures": ["Other"]}, "is of no head"),
         ({"num_aux_hidden_states": 2}, "reads 2 layers of its target and names 3"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(said | change))
+        (tmp_path / "config.json").write_text(json.dumps(settings | change))
         with pytest.raises(AdviceError, match=message):
             load_head(tmp_path, tiny_model("llama"))
 
@@ -143,5 +147,5 @@ def test_steps_that_tell_states_are_not_compiled():
 
 def test_profiles_tell_heads_apart():
     model = target()
-    found = {str(md.head(f"{kind}:{FOLDER / kind}", model).fingerprint) for kind in ("eagle3", "dflash")}
-    assert len(found) == 2
+    fingerprints = {str(md.head(f"{kind}:{FOLDER / kind}", model).fingerprint) for kind in ("eagle3", "dflash")}
+    assert len(fingerprints) == 2

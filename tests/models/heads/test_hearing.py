@@ -43,13 +43,13 @@ class Ear(NGram):
 
 def differences(target, ear: Ear) -> list[float]:
     """How far what each row of a reader has heard is from the states of a pass over all that it has kept."""
-    found = []
+    all_differences = []
     for kept, heard in zip((row.kept for row in ear.rows), ear.heard, strict=True):
         states = target(input_ids=torch.tensor([kept]), output_hidden_states=True).hidden_states
-        wanted = torch.stack([states[layer][0] for layer in ear.hidden_layers], 1)
-        assert 0 <= len(wanted) - len(heard) <= 1
-        found.append(float((wanted[: len(heard)] - heard).abs().max()))
-    return found
+        expected = torch.stack([states[layer][0] for layer in ear.hidden_layers], 1)
+        assert 0 <= len(expected) - len(heard) <= 1
+        all_differences.append(float((expected[: len(heard)] - heard).abs().max()))
+    return all_differences
 
 
 @torch.no_grad()
@@ -59,7 +59,11 @@ def test_what_is_heard_is_what_a_pass_over_the_kept_tokens_gives(family):
     target = tiny_model(family, "eager")
     ear = Ear(61)
     md.generate(target, ear, PROMPTS, tree="2x2x1", max_new_tokens=12, generator=torch.Generator().manual_seed(1))
-    (reader,) = [own for own in ear.all if own.heard and own.rows and len(own.rows[0].kept) > 5][:1]
+    (reader,) = [
+        ear_reader
+        for ear_reader in ear.all
+        if ear_reader.heard and ear_reader.rows and len(ear_reader.rows[0].kept) > 5
+    ][:1]
     assert max(differences(target, reader)) < 1e-4
     reader.hidden_layers = (1, 2, 0)
     assert max(differences(target, reader)) > 0.01
@@ -71,19 +75,19 @@ def test_a_tree_s_states_follow_its_path_and_rows_that_go_on():
     reader = CausalLM(target, hidden_layers=(1,))
     reader.forward([[5, 6], [7]], [[-1, 0], [-1]], "none")
     reader.commit([[0, 1], [0]])
-    assert [len(own) for own in reader.hidden_states] == [2, 1]
+    assert [len(row_states) for row_states in reader.hidden_states] == [2, 1]
     reader.forward([[1, 2, 3], [4]], [[-1, 0, 0], [-1]])
     reader.forward([[8], [9]], [[2], [0]])
     reader.gather([1, 0])
     reader.commit([[0, 1], [0, 2, 3]])
-    for told, text, count in zip(reader.hidden_states, ([7, 4, 9], [5, 6, 1, 3, 8]), (2, 3), strict=True):
-        wanted = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[1][0, -count:]
-        torch.testing.assert_close(told[:, 0], wanted, atol=1e-4, rtol=0)
+    for row_states, text, count in zip(reader.hidden_states, ([7, 4, 9], [5, 6, 1, 3, 8]), (2, 3), strict=True):
+        expected = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[1][0, -count:]
+        torch.testing.assert_close(row_states[:, 0], expected, atol=1e-4, rtol=0)
     part = reader.fork(1, 4, 64)
     part.forward([[2]], [[-1]])
     part.commit([[0]])
-    wanted = target(input_ids=torch.tensor([[5, 6, 1, 3, 2]]), output_hidden_states=True).hidden_states[1][0, -1:]
-    torch.testing.assert_close(part.hidden_states[0][:, 0], wanted, atol=1e-4, rtol=0)
+    expected = target(input_ids=torch.tensor([[5, 6, 1, 3, 2]]), output_hidden_states=True).hidden_states[1][0, -1:]
+    torch.testing.assert_close(part.hidden_states[0][:, 0], expected, atol=1e-4, rtol=0)
 
 
 def test_members_of_a_mixture_hear_their_own_layers():

@@ -31,13 +31,13 @@ def target() -> LlamaForCausalLM:
 
 def begun(name: str) -> tuple[Head, dict[str, Tensor]]:
     """A head from its files, and what went into the reference and came out; the target has the weights that it took."""
-    said, model = load_file(FOLDER / f"{name}.safetensors"), target()
+    reference, model = load_file(FOLDER / f"{name}.safetensors"), target()
     with torch.no_grad():
-        for weight, own in ((model.get_input_embeddings(), "embed_tokens"), (model.lm_head, "lm_head")):
-            weight.weight.copy_(said.get(own, weight.weight))
+        for weight, name_of_weight in ((model.get_input_embeddings(), "embed_tokens"), (model.lm_head, "lm_head")):
+            weight.weight.copy_(reference.get(name_of_weight, weight.weight))
     drafter = head(f"{name.split('_')[0]}:{FOLDER / name}", model).new(32)
     assert drafter.hidden_layers == (1, 2, 4)
-    return drafter, said
+    return drafter, reference
 
 
 def read(drafter: Head, tokens: list[int], parents: list[int]) -> Tensor:
@@ -48,20 +48,20 @@ def read(drafter: Head, tokens: list[int], parents: list[int]) -> Tensor:
 @pytest.mark.parametrize("name", EAGLES)
 def test_an_eagle_head_says_what_the_reference_says(name):
     """At every token of a text, at every path of one and two more tokens, and at a tree of two texts."""
-    drafter, said = begun(name)
-    texts = said["texts"].tolist()
-    drafter.observe([said["states"]])
+    drafter, reference = begun(name)
+    texts = reference["texts"].tolist()
+    drafter.observe([reference["states"]])
     for place, root in enumerate(texts[0][1:-3]):
         if place == 0:
             read(drafter, texts[0][:1], [-1])
             drafter.commit([[0]])
-        torch.testing.assert_close(read(drafter, [root], [-1])[0], said["root"][0, place], **CLOSE)
+        torch.testing.assert_close(read(drafter, [root], [-1])[0], reference["root"][0, place], **CLOSE)
         levels = [list(dict.fromkeys(text[place + 2] for text in texts))]
         one = read(drafter, levels[0], [0] * len(levels[0]))
-        torch.testing.assert_close(one, said["one"][: len(one), place], **CLOSE)
+        torch.testing.assert_close(one, reference["one"][: len(one), place], **CLOSE)
         last = [text[place + 3] for text in texts][: len(one) if len(one) > 1 else 1]
         two = read(drafter, last, [1 + row % len(one) for row in range(len(last))])
-        torch.testing.assert_close(two, said["two"][: len(two), place], **CLOSE)
+        torch.testing.assert_close(two, reference["two"][: len(two), place], **CLOSE)
         drafter.commit([[0]])
     assert len(one) == 2
 
@@ -70,26 +70,27 @@ def test_an_eagle_head_says_what_the_reference_says(name):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_says_what_the_reference_says(name):
     """Of the places that are drafted; each node of a level has the same law."""
-    drafter, said = begun(name)
-    text = said["texts"][0].tolist()
-    drafter.observe([said["states"][:ROOT]])
+    drafter, reference = begun(name)
+    text = reference["texts"][0].tolist()
+    drafter.observe([reference["states"][:ROOT]])
     drafter.forward([text[:ROOT]], [list(range(-1, ROOT - 1))], "none")
     drafter.commit([list(range(ROOT))])
-    wanted = said["block"] if name == "dflash_reduced" else said["block"][1:]  # from the known token's place, too
-    for level, law in enumerate(wanted):
-        new, parents = ([text[ROOT]], [-1]) if level == 0 else ([3, 5], [2 * level - 2] * 2)
-        for node in read(drafter, new, parents):
+    first = name != "dflash_reduced"  # from the known token's place, too
+    expected = reference["block"][first:]
+    for level, law in enumerate(expected):
+        new_tokens, parents = ([text[ROOT]], [-1]) if level == 0 else ([3, 5], [2 * level - 2] * 2)
+        for node in read(drafter, new_tokens, parents):
             torch.testing.assert_close(node, law, **CLOSE)
 
 
 @torch.no_grad()
 def test_other_states_are_seen():
     """The fixtures tell what is read beside which token: one token off, and the laws differ."""
-    drafter, said = begun("eagle3")
-    drafter.observe([said["states"].roll(1, 0)])
-    text = said["texts"][0].tolist()
+    drafter, reference = begun("eagle3")
+    drafter.observe([reference["states"].roll(1, 0)])
+    text = reference["texts"][0].tolist()
     law = read(drafter, text[:4], [-1, 0, 1, 2])[-1]
-    assert float((law - said["root"][0, 2]).abs().max()) > 0.1
+    assert float((law - reference["root"][0, 2]).abs().max()) > 0.1
 
 
 @pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
@@ -105,12 +106,12 @@ def test_a_layer_off_is_seen_in_acceptance() -> None:
     draft = head("eagle3:smollm2", target)
     rates: dict[int, list[torch.Tensor]] = {0: [], -1: [], 1: []}
     for tokens in map(torch.tensor, json.loads((FOLDER / "answers.json").read_text())):
-        said = target(input_ids=tokens[None], output_hidden_states=True)
-        laws = said.logits[:, 1:].float().softmax(-1)[..., draft.ids]
-        for off, found in rates.items():
-            states = [said.hidden_states[layer + off][:, :-1] for layer in draft.hidden_layers]
-            found.append(acceptance(draft.module, tokens[None, 1:], torch.cat(states, -1), laws))
-    right, lower, higher = (float(torch.cat(found).mean()) for found in rates.values())
+        target_output = target(input_ids=tokens[None], output_hidden_states=True)
+        laws = target_output.logits[:, 1:].float().softmax(-1)[..., draft.ids]
+        for off, rate in rates.items():
+            states = [target_output.hidden_states[layer + off][:, :-1] for layer in draft.hidden_layers]
+            rate.append(acceptance(draft.module, tokens[None, 1:], torch.cat(states, -1), laws))
+    right, lower, higher = (float(torch.cat(rate).mean()) for rate in rates.values())
     assert 0.36 < right < 0.381
     assert right > max(lower, higher) + 0.005, (right, lower, higher)
 

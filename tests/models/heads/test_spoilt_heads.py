@@ -92,12 +92,12 @@ class Files:
 
     def loads(self, what: object) -> bool:
         """Whether it loads, and is then still lossless."""
-        found: list[Any] = []
-        if not loads_or_says_why(lambda: found.append(head(self.name, self.target)), f"{self.name} {what}"):
+        loaded: list[Any] = []
+        if not loads_or_says_why(lambda: loaded.append(head(self.name, self.target)), f"{self.name} {what}"):
             return False
         how: dict[str, Any] = {"max_new_tokens": 4, "temperature": 0}
         (plain,), _ = md.generate(self.target, None, [[1, 2, 3]], **how)
-        (tokens,), _ = md.generate(self.target, found[0], [[1, 2, 3]], tree="2x1", **how)
+        (tokens,), _ = md.generate(self.target, loaded[0], [[1, 2, 3]], tree="2x1", **how)
         assert tokens.tolist() == plain.tolist(), what
         return True
 
@@ -107,15 +107,15 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in load_file(folder / "model.safetensors").items()}
 
 
-def some(cases: Iterable[Any], one_in: int) -> list[Any]:
+def sample_of(cases: Iterable[Any], one_in: int) -> list[Any]:
     """A part of cases, which is always the same."""
     return [case for case in cases if crc32(repr(case).encode()) % one_in == 0]
 
 
 def fields(files: Files) -> list[tuple[tuple[Any, ...], str]]:
     """Every field that is there, and every one that may be, with every wrong value."""
-    more = [(name,) for name in OPTIONAL if name not in files.settings]
-    return [(place, wrong) for place in [*places(files.settings), *more] for wrong in WRONG]
+    missing_fields = [(name,) for name in OPTIONAL if name not in files.settings]
+    return [(place, wrong) for place in [*places(files.settings), *missing_fields] for wrong in WRONG]
 
 
 OPTIONAL = ["eagle_config", "dflash_config", "logit_scale", "num_aux_hidden_states", "num_heads", "rope_scaling"]
@@ -147,9 +147,9 @@ def check_tensors(files: Files, cases: list[tuple[str, str]]) -> tuple[int, int]
 def test_some_spoilt_fields_and_tensors(name: str, tmp_path: Path) -> None:
     files = Files(name, tmp_path)
     assert files.loads("as it is")
-    assert min(check_fields(files, some(fields(files), 60))) > 0
+    assert min(check_fields(files, sample_of(fields(files), 60))) > 0
     files.write_settings(files.settings)
-    assert check_tensors(files, some([(name, kind) for name in files.tensors for kind in TENSORS], 24))[1] > 0
+    assert check_tensors(files, sample_of([(name, kind) for name in files.tensors for kind in TENSORS], 24))[1] > 0
 
 
 @pytest.mark.slow
@@ -190,8 +190,8 @@ def test_columns_that_do_not_stand_for_tokens_of_their_own_are_refused(kind: str
     offsets = files.tensors.pop("d2t")
     change, message = BAD_OFFSETS[kind]
     ids = change(offsets + torch.arange(len(offsets)))
-    said = ids if key == "token_map" or ids.ndim > 1 else ids - torch.arange(len(ids))
-    files.write(files.settings, files.tensors | {key: said})
+    stored_ids = ids if key == "token_map" or ids.ndim > 1 else ids - torch.arange(len(ids))
+    files.write(files.settings, files.tensors | {key: stored_ids})
     with pytest.raises(AdviceError, match=f"{key} of the head .* {message}"):
         head(files.name, files.target)
 
@@ -201,9 +201,9 @@ def test_a_whole_vocabulary_may_have_offsets_of_zero(dtype: torch.dtype, tmp_pat
     files = Files(WHOLE, tmp_path)
     plain = load_head(tmp_path, files.target)
     files.write(files.settings, files.tensors | {"d2t": torch.zeros(VOCABULARY, dtype=dtype)})
-    found = load_head(tmp_path, files.target)
-    assert (found.ids, found.settings.drafted) == (None, VOCABULARY)
-    assert found.lm_head.weight.equal(plain.lm_head.weight)
+    head = load_head(tmp_path, files.target)
+    assert (head.ids, head.settings.drafted) == (None, VOCABULARY)
+    assert head.lm_head.weight.equal(plain.lm_head.weight)
     turned = torch.arange(VOCABULARY).roll(1) - torch.arange(VOCABULARY)
     files.write(files.settings, files.tensors | {"d2t": turned})
     with pytest.raises(AdviceError, match="puts the whole vocabulary into another order"):

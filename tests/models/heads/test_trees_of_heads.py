@@ -22,7 +22,7 @@ def observe_texts(head, texts, before):
         states_of(target, text, head.hidden_layers) if text else torch.zeros(0, len(head.hidden_layers), 32)
         for text in texts
     ]
-    head.observe([own[first:] for own, first in zip(states, before, strict=True)])
+    head.observe([row_states[first:] for row_states, first in zip(states, before, strict=True)])
 
 
 def prompted(name, texts):
@@ -37,7 +37,7 @@ def prompted(name, texts):
 
 def read_tree(head, roots, trees):
     """The logits of the roots, and of nodes level by level, each with its path."""
-    said = {
+    logits_by_path = {
         (row, ()): line
         for row, line in enumerate(head.forward([[root] for root in roots], [[-1]] * len(roots), "last")[:, 0])
     }
@@ -45,23 +45,23 @@ def read_tree(head, roots, trees):
     depth = 1
     while any(level := [[path for path in tree if len(path) == depth] for tree in trees]):
         logits = head.forward(
-            [[path[-1] for path in own] for own in level],
-            [[places[row][path[:-1]] for path in own] for row, own in enumerate(level)],
+            [[path[-1] for path in row_paths] for row_paths in level],
+            [[places[row][path[:-1]] for path in row_paths] for row, row_paths in enumerate(level)],
         )
-        for row, own in enumerate(level):
-            for index, path in enumerate(own):
+        for row, row_paths in enumerate(level):
+            for index, path in enumerate(row_paths):
                 places[row][path] = len(places[row])
-                said[row, path] = logits[row, index]
+                logits_by_path[row, path] = logits[row, index]
         depth += 1
-    return said, places
+    return logits_by_path, places
 
 
 TREES = [[(4,), (9,), (9, 1), (9, 2), (9, 1, 3)], [(5,), (5, 5)], [(1,), (2,), (1, 7)]]
 
 
 def check(name, head, texts, trees):
-    said, places = read_tree(head, [text[-1] for text in texts], trees)
-    for (row, path), logits in said.items():
+    logits_by_path, places = read_tree(head, [text[-1] for text in texts], trees)
+    for (row, path), logits in logits_by_path.items():
         if len(texts[row]) > 1:  # of a text of one token nothing is known
             torch.testing.assert_close(logits, plain_logits(name, texts[row], list(path)), **CLOSE)
     return places
@@ -83,7 +83,7 @@ def test_every_node_says_what_its_path_says(name):
         before = [len(text) - 1 for text in texts]
         observe_texts(head, [[*text, *path] for text, path in zip(texts, paths, strict=True)], before)
         head.commit([[places[row][path[:depth]] for depth in range(len(path) + 1)] for row, path in enumerate(paths)])
-        texts = [[*text, *path, new] for text, path, new in zip(texts, paths, last, strict=True)]
+        texts = [[*text, *path, token] for text, path, token in zip(texts, paths, last, strict=True)]
         if step == 0:
             order = [2, 0, 1]
             head.gather(order)
@@ -94,20 +94,20 @@ def test_every_node_says_what_its_path_says(name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
 def test_rows_join_and_parts_go_on(name):
-    one, other = prompted(name, [TEXTS[0]]), prompted(name, [TEXTS[2]])
-    read_tree(one, [9], [TREES[0]])
-    observe_texts(one, [[*TEXTS[0], 9, 1]], [5])
-    one.commit([[0, 2, 3]])  # two of them are to be read again
-    one.extend(other)
+    reader, other = prompted(name, [TEXTS[0]]), prompted(name, [TEXTS[2]])
+    read_tree(reader, [9], [TREES[0]])
+    observe_texts(reader, [[*TEXTS[0], 9, 1]], [5])
+    reader.commit([[0, 2, 3]])  # two of them are to be read again
+    reader.extend(other)
     texts = [[*TEXTS[0], 9, 1, 6], TEXTS[2]]
     for length in (2, 4, 6, 7, 8):
-        part = one.fork(0, length, 64)
+        part = reader.fork(0, length, 64)
         observe_texts(part, [texts[0][:-1]], [length - 1])
-        rest = texts[0][length:-1]
-        part.forward([rest], [list(range(-1, len(rest) - 1))], "none")
-        part.commit([list(range(len(rest)))])
+        later_tokens = texts[0][length:-1]
+        part.forward([later_tokens], [list(range(-1, len(later_tokens) - 1))], "none")
+        part.commit([list(range(len(later_tokens)))])
         check(name, part, texts[:1], TREES[:1])
-    check(name, one, texts, [TREES[0], TREES[2]])
+    check(name, reader, texts, [TREES[0], TREES[2]])
 
 
 WHOLE = {
@@ -125,7 +125,7 @@ def test_greedy_output_is_that_of_plain_decoding(name):
     scheme, drafter = "distinct:recursive_rejection" if name == "side by side" else "anchored:lorenz", WHOLE[name]()
     plain, _ = md.generate(target, None, prompts, temperature=0, max_new_tokens=10)
     tokens, _ = md.generate(target, drafter, prompts, scheme=scheme, tree="3x2x1x1", temperature=0, max_new_tokens=10)
-    assert [own.tolist() for own in tokens] == [own.tolist() for own in plain]
+    assert [row_tokens.tolist() for row_tokens in tokens] == [row_tokens.tolist() for row_tokens in plain]
 
 
 @torch.no_grad()

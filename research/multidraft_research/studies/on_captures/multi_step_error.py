@@ -28,8 +28,12 @@ def measure(part: Captured) -> Iterator[Cell]:
     for tolerance in TOLERANCES:
         rule = GlobalResolution(tolerance)
         laws = [law(rule, p, q) for p, q in zip(target.numpy(), draft.numpy(), strict=True)]
-        yield Cell(FAILURES, row(tolerance), "all", float(sum(own is None for own in laws)), float(len(laws)))
-        emitted = np.stack([p if own is None else own for own, p in zip(laws, target.numpy(), strict=True)])
+        yield Cell(
+            FAILURES, row(tolerance), "all", float(sum(law_of_text is None for law_of_text in laws)), float(len(laws))
+        )
+        emitted = np.stack(
+            [p if law_of_text is None else law_of_text for law_of_text, p in zip(laws, target.numpy(), strict=True)]
+        )
         yield from deviations(rule, target.numpy(), emitted, part.drawn)
 
 
@@ -38,7 +42,7 @@ def law(
 ) -> Float[np.ndarray, " vocabulary"] | None:
     """What the rule emits, over every set of drafts; None where it fails, and the target's own draw is emitted."""
     node = rule.node(target, draft, DRAFTS)
-    return None if node.found.failure else enumerated(node, draft, DRAFTS)[1]
+    return None if node.resolution.failure else enumerated(node, draft, DRAFTS)[1]
 
 
 def deviations(

@@ -43,14 +43,14 @@ LEVELS, NODES = 8, 32  # of the largest trees
 LEARNT_WITH, STEPS, LEARNT_ROWS = "3x2x1x1", 40, 8  # the tree, steps, and texts side by side from which is learnt
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """Every policy after texts that the target goes on with."""
-    for name, subject in subjects(asked.pair).items():
+    for name, subject in subjects(decoding.pair).items():
         for temperature in TEMPERATURES:
-            policies = policies_for(asked.pair, name, temperature)
-            for trials in compared(asked, subject, policies, temperature):
+            policies = policies_for(decoding.pair, name, temperature)
+            for trials in compared(decoding, subject, policies, temperature):
                 for policy, trial in trials.items():
-                    yield from cells(f"{name}, {asked.passage.task}", policy, temperature, trial)
+                    yield from cells(f"{name}, {decoding.passage.task}", policy, temperature, trial)
 
 
 def cells(panel: str, shape: str, temperature: float, trial: Trial) -> Iterator[Cell]:
@@ -71,8 +71,8 @@ def subjects(pair: Pair) -> dict[str, MeasuredPair]:
     drafters: dict[str, Model] = {"model": pair.draft, "n-gram": NGram(vocabulary_of(pair.target))}
     prompts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in TEXTS.read_text().splitlines()]
     return {
-        name: MeasuredPair(pair.target, own, scheme(DEFAULT_SCHEME), "deferred", prompts)
-        for name, own in drafters.items()
+        name: MeasuredPair(pair.target, drafter, scheme(DEFAULT_SCHEME), "deferred", prompts)
+        for name, drafter in drafters.items()
     }
 
 
@@ -113,16 +113,16 @@ def costs_of(level: float, node: float) -> Costs:
 
 @torch.inference_mode()
 def compared(
-    asked: Decoding, subject: MeasuredPair, policies: dict[str, TreePolicy], temperature: float
+    decoding: Decoding, subject: MeasuredPair, policies: dict[str, TreePolicy], temperature: float
 ) -> Iterator[dict[str, Trial]]:
     """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
     largest = max(policies, key=lambda name: policies[name].max_nodes)
-    room = asked.new_tokens + APART * len(Tree.parse(BETWEEN))
+    room = decoding.new_tokens + APART * len(Tree.parse(BETWEEN))
     configs = {name: DecodeConfig(subject.scheme, policy, measure=0) for name, policy in policies.items()}
-    requests = requests_for([asked.passage.tokens], Sampling(temperature), room, asked.seed)
+    requests = requests_for([decoding.passage.tokens], Sampling(temperature), room, decoding.seed)
     state = read_whole(requests, subject.target, subject.draft, configs[largest])
     between = DecodeConfig(subject.scheme, StaticTree(Tree.parse(BETWEEN)), measure=0)
-    end = state.rows[0].position + asked.new_tokens
+    end = state.rows[0].position + decoding.new_tokens
     while state.rows[0].position < end:
         yield {name: tried(state, config) for name, config in configs.items()}
         for _ in range(APART):

@@ -10,13 +10,13 @@ PATHS, LENGTHS, TEMPERATURE = (1, 2, 4, 8), (4, 8), 1.0
 WAYS = {"SpecTr": ("iid:k_sequential", "commit"), "ours": ("iid:lorenz", "deferred")}
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """The paper's algorithm, which is speculative decoding with one path, and ours over the same drafts."""
-    plain = decoded(asked, TEMPERATURE, drafts=False)
+    plain = decoded(decoding, TEMPERATURE, drafts=False)
     for length in LENGTHS:
         for paths in PATHS:
-            for name, (scheme, walk) in (WAYS | {name: (name, "commit") for name in asked.schemes}).items():
-                info = decoded(asked, TEMPERATURE, scheme=scheme, tree=f"{paths} paths of {length}", walk=walk)
+            for name, (scheme, walk) in (WAYS | {name: (name, "commit") for name in decoding.schemes}).items():
+                info = decoded(decoding, TEMPERATURE, scheme=scheme, tree=f"{paths} paths of {length}", walk=walk)
                 yield from cells(row(name, length), float(paths), info, plain)
 
 

@@ -13,12 +13,12 @@ MONOTONE = (("4x2", "2x4"), ("8x2", "2x8"), ("8x4", "4x8"), ("16x2", "2x16"))
 SCHEME, TEMPERATURES = "without_replacement:recursive_rejection", (0.0, 1.0)
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """The paper's algorithm over every configuration, its chains being ordinary speculative decoding."""
     for temperature in TEMPERATURES:
-        plain = decoded(asked, temperature, drafts=False)
+        plain = decoded(decoding, temperature, drafts=False)
         for tree in (*CHAINS, *PAIRS, *LONGER):
-            info = decoded(asked, temperature, scheme=SCHEME, tree=tree, walk="commit")
+            info = decoded(decoding, temperature, scheme=SCHEME, tree=tree, walk="commit")
             yield from cells(row(temperature), tree, info, plain)
 
 

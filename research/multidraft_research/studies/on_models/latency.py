@@ -16,31 +16,31 @@ ROLES, SMALLEST = ("target", "draft"), ("target", 4, 1)
 REPEATS = 3  # the shortest counts
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """Passes of both models after the prompt, over those of the target with 4 tokens and one row, as in the paper."""
     took = {
-        (role, length, batch): seconds(getattr(asked.pair, role), asked.passage.tokens, length, batch)
+        (role, length, batch): seconds(getattr(decoding.pair, role), decoding.passage.tokens, length, batch)
         for role, length, batch in product(ROLES, LENGTHS, BATCHES)
     }
-    for (role, length, batch), own in took.items():
-        yield Cell(role, f"length = {length}", float(batch), own, took[SMALLEST])
+    for (role, length, batch), seconds_of_case in took.items():
+        yield Cell(role, f"length = {length}", float(batch), seconds_of_case, took[SMALLEST])
 
 
 @torch.inference_mode()
 def seconds(model: PreTrainedModel, prompt: list[int], length: int, batch: int) -> float:
     """The shortest time of a pass over so many tokens in so many rows, which all have read the prompt."""
     ids = torch.tensor([prompt], device=home(model)).expand(batch, -1)
-    new = ids[:, :1].expand(-1, length)
-    return min(one_pass(model, ids, new) for _ in range(REPEATS))
+    new_ids = ids[:, :1].expand(-1, length)
+    return min(one_pass(model, ids, new_ids) for _ in range(REPEATS))
 
 
-def one_pass(model: PreTrainedModel, read: torch.Tensor, new: torch.Tensor) -> float:
+def one_pass(model: PreTrainedModel, read: torch.Tensor, new_ids: torch.Tensor) -> float:
     """Seconds of a pass over `new`, after one over `read` that is not counted."""
     cache = DynamicCache()
     model(read, past_key_values=cache, use_cache=True)
     wait(model)
     start = perf_counter()
-    model(new, past_key_values=cache, use_cache=True)
+    model(new_ids, past_key_values=cache, use_cache=True)
     wait(model)
     return perf_counter() - start
 

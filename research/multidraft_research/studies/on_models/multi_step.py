@@ -14,13 +14,13 @@ WAYS = {
 }
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """Where Global Resolution fails, its rule emits what the target draws, as in the paper."""
-    plain = decoded(asked, TEMPERATURE, drafts=False)
+    plain = decoded(decoding, TEMPERATURE, drafts=False)
     for paths in PATHS:
         tree = f"{paths} paths of {LENGTH}"
         for name, (scheme, walk) in WAYS.items():
-            info = decoded(asked, TEMPERATURE, scheme=scheme, tree=tree, walk=walk, draft_top_k=TOP_K)
+            info = decoded(decoding, TEMPERATURE, scheme=scheme, tree=tree, walk=walk, draft_top_k=TOP_K)
             yield from cells(name, float(paths), info, plain)
 
 

@@ -10,11 +10,11 @@ from multidraft_research.studies.running.study import Decoding, Finding, Study
 SCHEME, ROW = "iid:lorenz", "one draft"
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """The draft model is not run where nothing is drafted."""
-    plain = decoded(asked, 1.0, drafts=False)
+    plain = decoded(decoding, 1.0, drafts=False)
     for a in PROBABILITIES:
-        info = decoded(asked, 1.0, scheme=f"{SCHEME},draft_probability={a:g}", tree="1", walk="commit")
+        info = decoded(decoding, 1.0, scheme=f"{SCHEME},draft_probability={a:g}", tree="1", walk="commit")
         yield from cells(ROW, a, info, plain)
 
 

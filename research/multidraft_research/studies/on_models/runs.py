@@ -26,18 +26,18 @@ def panels(columns: str, base: str = "") -> dict[str, Panel]:
     return shown | ({FEWER: Panel(f"target passes of {base} over its own", columns)} if base else {})
 
 
-def decoded(asked: Decoding, temperature: float, drafts: bool = True, **how: Any) -> Info:
+def decoded(decoding: Decoding, temperature: float, drafts: bool = True, **how: Any) -> Info:
     """Decode the prompt to the number of tokens asked for, whatever they are."""
-    warm_up(asked.pair)
+    warm_up(decoding.pair)
     _, info = generate(
-        asked.pair.target,
-        asked.pair.draft if drafts else None,
-        [asked.passage.tokens],
+        decoding.pair.target,
+        decoding.pair.draft if drafts else None,
+        [decoding.passage.tokens],
         temperature=temperature,
-        max_new_tokens=asked.new_tokens,
+        max_new_tokens=decoding.new_tokens,
         eos_token_id=[],
         measure=False,
-        generator=torch.Generator().manual_seed(asked.seed),
+        generator=torch.Generator().manual_seed(decoding.seed),
         **how,
     )
     return info

@@ -35,10 +35,10 @@ def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int
     rho = speed(best, rates, costs, rows)
     for _ in range(ROUNDS):
         speeds = {tree: speed(tree, rates, costs, rows) for tree in trees_at(rates, costs, rho / rows, nodes, depth)}
-        found = max(speeds, key=speeds.__getitem__, default=best)
-        if speeds.get(found, 0.0) <= rho:
+        fastest = max(speeds, key=speeds.__getitem__, default=best)
+        if speeds.get(fastest, 0.0) <= rho:
             break
-        best, rho = found, speeds[found]
+        best, rho = fastest, speeds[fastest]
     return best, rho
 
 
@@ -51,8 +51,8 @@ def menu(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8)
 @cache
 def common(nodes: int, depth: int) -> list[Tree]:
     """No drafts, chains, and trees that are often good, within limits."""
-    given = (*(Tree.levels([1] * length) for length in CHAINS), *map(Tree.parse, COMMON))
-    return [NO_DRAFTS, *(tree for tree in given if len(tree) - 1 <= nodes and tree.depth <= depth)]
+    shapes = (*(Tree.levels([1] * length) for length in CHAINS), *map(Tree.parse, COMMON))
+    return [NO_DRAFTS, *(tree for tree in shapes if len(tree) - 1 <= nodes and tree.depth <= depth)]
 
 
 def trees_at(rates: Rates, costs: Costs, rho: float | int, nodes: int, depth: int) -> Iterator[Tree]:

@@ -24,17 +24,17 @@ SCHEMES = (
 WALKS = ("commit", "deferred")
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """Every scheme and walk over every tree; SpecHub takes two drafts at every node."""
     for temperature in TEMPERATURES:
-        plain = decoded(asked, temperature, drafts=False)
+        plain = decoded(decoding, temperature, drafts=False)
         for name, tree in TREES.items():
-            base = decoded(asked, temperature, scheme=BASE, tree=tree, walk=WALKS[0])
+            base = decoded(decoding, temperature, scheme=BASE, tree=tree, walk=WALKS[0])
             schemes = [s for s in SCHEMES if name == "2x2x2x2" or not s.startswith("spechub")]
-            for rule in (*schemes, *asked.schemes):
+            for rule in (*schemes, *decoding.schemes):
                 for walk in walks_of(rule):
                     again = (rule, walk) == (BASE, WALKS[0])
-                    info = base if again else decoded(asked, temperature, scheme=rule, tree=tree, walk=walk)
+                    info = base if again else decoded(decoding, temperature, scheme=rule, tree=tree, walk=walk)
                     yield from cells(f"{rule}, {walk}", column(name, temperature), info, plain, base)
 
 

@@ -18,20 +18,20 @@ SCHEMES = {
 ATTENTION = "attention"
 
 
-def measure(asked: Decoding) -> Iterator[Cell]:
+def measure(decoding: Decoding) -> Iterator[Cell]:
     """Every rule over every tree, and a target pass over its nodes or over all its paths side by side."""
-    plain = decoded(asked, TEMPERATURE, drafts=False)
+    plain = decoded(decoding, TEMPERATURE, drafts=False)
     for tree in TREES:
-        for name, scheme in (SCHEMES | {name: name for name in asked.schemes}).items():
-            info = decoded(asked, TEMPERATURE, scheme=scheme, tree=tree, walk="commit")
+        for name, scheme in (SCHEMES | {name: name for name in decoding.schemes}).items():
+            info = decoded(decoding, TEMPERATURE, scheme=scheme, tree=tree, walk="commit")
             yield from cells(name, tree, info, plain)
         nodes, paths, depth = size(tree)
-        together = seconds(asked.pair.target, asked.passage.tokens, nodes, 1)
+        together = seconds(decoding.pair.target, decoding.passage.tokens, nodes, 1)
         yield Cell(
             ATTENTION,
             "a batch of paths",
             tree,
-            seconds(asked.pair.target, asked.passage.tokens, depth, paths),
+            seconds(decoding.pair.target, decoding.passage.tokens, depth, paths),
             together,
         )
 

@@ -23,7 +23,7 @@ def printed() -> dict[str, object]:
     times = {pair: by_first(table(name).columns, table(name).rows) for pair, name in TIMES.items()}
     best = table(BEST)
     within = {
-        pair: by_first(best.columns[1:], [row for own, *row in best.rows if own == pair])
+        pair: by_first(best.columns[1:], [row for row_pair, *row in best.rows if row_pair == pair])
         for pair in dict.fromkeys(row[0] for row in best.rows)
     }
     return {"hardware": HARDWARE, "solve_times": times, "best_acceptance": within}
@@ -31,4 +31,4 @@ def printed() -> dict[str, object]:
 
 def by_first(columns: list[str], rows: list[list[str]]) -> dict[str, dict[str, str]]:
     """The rows by their first entry, each by its columns."""
-    return {first: dict(zip(columns[1:], rest, strict=True)) for first, *rest in rows}
+    return {first: dict(zip(columns[1:], values, strict=True)) for first, *values in rows}

@@ -59,41 +59,43 @@ def student(freedom: int) -> float:
 
 def sums(records: Iterable[Record]) -> dict[Place, Sums]:
     """What every prompt adds to every entry, in the order in which entries first came; a prompt may come again."""
-    found: dict[Place, Sums] = {}
+    sums_by_place: dict[Place, Sums] = {}
     for record in records:
         for panel, row, column, total, weight in record["cells"]:
-            own = found.setdefault((panel, row, column), {})
-            before = own.get(record["id"], (0.0, 0.0))
-            own[record["id"]] = before[0] + total, before[1] + weight
-    return found
+            sums_of_place = sums_by_place.setdefault((panel, row, column), {})
+            before = sums_of_place.get(record["id"], (0.0, 0.0))
+            sums_of_place[record["id"]] = before[0] + total, before[1] + weight
+    return sums_by_place
 
 
-def ratio(own: Sums) -> Estimate:
+def ratio(sums_of_place: Sums) -> Estimate:
     """Sum of totals over sum of weights.
 
     >>> ratio({"a": (1.0, 2.0), "b": (3.0, 4.0)})
     Estimate(value=0.6666666666666666, standard_error=0.11111111111111112, prompts=2)
     """
-    return Estimate(value_of(own), error_of(list(influences(own).values())), len(own))
+    return Estimate(value_of(sums_of_place), error_of(list(influences(sums_of_place).values())), len(sums_of_place))
 
 
-def difference(one: Sums, other: Sums) -> Estimate:
+def difference(first: Sums, second: Sums) -> Estimate:
     """How far the first entry is above the second, over the same prompts: what both have in common cancels out."""
-    theirs = influences(other)
-    paired = [influence - theirs[prompt] for prompt, influence in influences(one).items()]
-    return Estimate(value_of(one) - value_of(other), error_of(paired), len(one))
+    theirs = influences(second)
+    paired = [influence - theirs[prompt] for prompt, influence in influences(first).items()]
+    return Estimate(value_of(first) - value_of(second), error_of(paired), len(first))
 
 
-def value_of(own: Sums) -> float:
+def value_of(sums_of_place: Sums) -> float:
     """The ratio."""
-    weight = math.fsum(weight for _, weight in own.values())
-    return math.fsum(total for total, _ in own.values()) / weight if weight else math.nan
+    weight = math.fsum(weight for _, weight in sums_of_place.values())
+    return math.fsum(total for total, _ in sums_of_place.values()) / weight if weight else math.nan
 
 
-def influences(own: Sums) -> dict[str, float]:
+def influences(sums_of_place: Sums) -> dict[str, float]:
     """What each prompt moves the ratio by, to first order; they sum to zero."""
-    value, weight = value_of(own), math.fsum(weight for _, weight in own.values())
-    return {prompt: (one - value * its) / weight if weight else math.nan for prompt, (one, its) in own.items()}
+    value, weight = value_of(sums_of_place), math.fsum(weight for _, weight in sums_of_place.values())
+    return {
+        prompt: (total - value * its) / weight if weight else math.nan for prompt, (total, its) in sums_of_place.items()
+    }
 
 
 def error_of(moves: list[float]) -> float | None:

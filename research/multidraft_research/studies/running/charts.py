@@ -33,12 +33,12 @@ def draw(tables: list[Table], folder: Path, name: str) -> list[Path]:
 def styles_of(tables: list[Table]) -> Styles:
     """A colour and a marker for each row, the same in all panels; optima are dashed, and so are rows beyond eight."""
     rows = dict.fromkeys(row for table in tables for row in table.rows)
-    many = len(pictures.COLOURS)
+    num_colours = len(pictures.COLOURS)
     return {
         row: dict(
-            color=pictures.COLOURS[index % many],
+            color=pictures.COLOURS[index % num_colours],
             marker=MARKERS[index % len(MARKERS)],
-            linestyle="--" if index >= many or row.endswith("optimum") else "-",
+            linestyle="--" if index >= num_colours or row.endswith("optimum") else "-",
         )
         for index, row in enumerate(rows)
     }
@@ -48,11 +48,11 @@ def panel(axis: Any, table: Table, styles: Styles) -> None:
     """One table; numbers along the columns are joined by lines, names are not."""
     numbers = all(not isinstance(column, str) for column in table.columns)
     places: dict[Any, Any] = {column: column if numbers else index for index, column in enumerate(table.columns)}
-    for index, (name, own) in enumerate(table.rows.items()):
+    for index, (name, entries) in enumerate(table.rows.items()):
         shift = 0.0 if numbers else 0.6 * (index / max(len(table.rows) - 1, 1) - 0.5)
-        x = [places[column] + shift for column in own]
-        y = [table.panel.scale * e.value for e in own.values()]
-        error = [table.panel.scale * (e.standard_error or 0.0) for e in own.values()]
+        x = [places[column] + shift for column in entries]
+        y = [table.panel.scale * e.value for e in entries.values()]
+        error = [table.panel.scale * (e.standard_error or 0.0) for e in entries.values()]
         style = styles[name] | ({} if numbers else {"linestyle": "none"})
         axis.errorbar(x, y, error, markersize=4, linewidth=1.2, elinewidth=0.8, label=name, **style)
     if not numbers:

@@ -22,7 +22,7 @@ class Results:
 
     study: Study
     settings: dict[str, Any]
-    found: dict[Place, Sums]
+    sums_by_place: dict[Place, Sums]
 
     @classmethod
     def of(cls, study: Study, records: list[Record], settings: dict[str, Any]) -> "Results":
@@ -32,7 +32,7 @@ class Results:
     @property
     def estimates(self) -> dict[Place, Estimate]:
         """Every entry of every table."""
-        return {place: ratio(own) for place, own in self.found.items()}
+        return {place: ratio(sums_of_place) for place, sums_of_place in self.sums_by_place.items()}
 
     @property
     def tables(self) -> list[Table]:
@@ -42,21 +42,21 @@ class Results:
     @property
     def judged(self) -> list[Judged]:
         """What became of every finding."""
-        return judged(self.study, self.found)
+        return judged(self.study, self.sums_by_place)
 
     @property
     def findings(self) -> list[list[str]]:
         """A row for each finding, with the paired difference in the units of its table."""
-        return [self.row(one) for one in self.judged]
+        return [self.row(finding) for finding in self.judged]
 
-    def row(self, one: Judged) -> list[str]:
+    def row(self, finding: Judged) -> list[str]:
         """What became of a finding."""
-        panel = self.study.panels[one.finding.above[0]]
+        panel = self.study.panels[finding.finding.above[0]]
         scale, digits = panel.scale, panel.digits
-        error = "" if one.gap.standard_error is None else f" ± {scale * one.gap.standard_error:.{digits}f}"
-        ends = [f"{scale * end:+z.{digits}f}" for end in one.gap.interval or ()]
-        difference = f"{scale * one.gap.value:+z.{digits}f}{error}"
-        return [one.finding.text, one.verdict, difference, " to ".join(ends) or "too few prompts"]
+        error = "" if finding.gap.standard_error is None else f" ± {scale * finding.gap.standard_error:.{digits}f}"
+        ends = [f"{scale * end:+z.{digits}f}" for end in finding.gap.interval or ()]
+        difference = f"{scale * finding.gap.value:+z.{digits}f}{error}"
+        return [finding.finding.text, finding.verdict, difference, " to ".join(ends) or "too few prompts"]
 
     def draw(self, folder: Path, name: str) -> list[Path]:
         """The picture, in both formats."""
@@ -76,6 +76,6 @@ class Results:
         """All of it for scripts."""
         return self.settings | {
             "entries": as_data(self.estimates),
-            "findings": [asdict(one) for one in self.judged],
+            "findings": [asdict(finding) for finding in self.judged],
             "printed_in_the_paper": [asdict(printed(name)) for name in self.study.printed],
         }

@@ -13,9 +13,13 @@ from multidraft_research.studies.running.tables import label
 def together(done: dict[str, Results]) -> Results:
     """All of it, by the names of the drafts; the prompts are the same, so differences are paired."""
     first = next(iter(done.values()))
-    found = {of(place, draft): own for draft, results in done.items() for place, own in results.found.items()}
+    sums_by_place = {
+        of(place, draft): sums_of_place
+        for draft, results in done.items()
+        for place, sums_of_place in results.sums_by_place.items()
+    }
     study = replace(first.study, findings=tuple(findings(first.study, list(done))), derived=dict)
-    return Results(study, first.settings | {"draft": list(done)}, found)
+    return Results(study, first.settings | {"draft": list(done)}, sums_by_place)
 
 
 def of(place: Place, draft: str) -> Place:
@@ -27,9 +31,9 @@ def of(place: Place, draft: str) -> Place:
 def findings(study: Study, drafts: list[str]) -> Iterator[Finding]:
     """What the paper reports, for each draft; then each draft beside the one before it, where the first finding is."""
     for draft in drafts:
-        for one in study.findings:
-            yield Finding(f"{draft}: {one.text}", of(one.above, draft), of(one.below, draft))
-    for place in [place for one in study.findings[:1] for place in (one.above, one.below)]:
+        for finding in study.findings:
+            yield Finding(f"{draft}: {finding.text}", of(finding.above, draft), of(finding.below, draft))
+    for place in [place for finding in study.findings[:1] for place in (finding.above, finding.below)]:
         for below, above in pairwise(drafts):
             text = f"{above} is above {below}: {', '.join(map(label, place))}"
             yield Finding(text, of(place, above), of(place, below))

@@ -79,11 +79,11 @@ class Judged:
     verdict: str
 
 
-def judged(study: Study, found: dict[Place, Sums]) -> list[Judged]:
+def judged(study: Study, sums_by_place: dict[Place, Sums]) -> list[Judged]:
     """Every finding whose entries there are, for the same prompts."""
-    keys = {place: own.keys() for place, own in found.items()}
+    keys = {place: sums_of_place.keys() for place, sums_of_place in sums_by_place.items()}
     known = [f for f in study.findings if f.above in keys and keys[f.above] == keys.get(f.below)]
-    gaps = [difference(found[finding.above], found[finding.below]) for finding in known]
+    gaps = [difference(sums_by_place[finding.above], sums_by_place[finding.below]) for finding in known]
     return [Judged(finding, gap, verdict(gap)) for finding, gap in zip(known, gaps, strict=True)]
 
 

@@ -20,7 +20,7 @@ class Table:
     def strings(self) -> tuple[list[str], list[list[str]]]:
         """The head and the rows; what is far wider than high is turned."""
         lines = [[self.panel.columns, *map(label, self.columns)]]
-        lines += [[name, *(self.entry(own.get(c)) for c in self.columns)] for name, own in self.rows.items()]
+        lines += [[name, *(self.entry(entries.get(c)) for c in self.columns)] for name, entries in self.rows.items()]
         if len(self.columns) > WIDEST:
             lines = [list(line) for line in zip(*lines, strict=True)]
         return lines[0], lines[1:]
@@ -39,19 +39,19 @@ def label(column: str | float) -> str:
     return column if isinstance(column, str) else f"{column:g}"
 
 
-def tables(panels: dict[str, Panel], found: dict[Place, Estimate]) -> Iterator[Table]:
+def tables(panels: dict[str, Panel], estimates: dict[Place, Estimate]) -> Iterator[Table]:
     """A table for every panel that has entries."""
     for name, panel in panels.items():
         rows: dict[str, dict[str | float, Estimate]] = {}
-        for (own, row, column), estimate in found.items():
-            if own == name:
+        for (panel_name, row, column), estimate in estimates.items():
+            if panel_name == name:
                 rows.setdefault(row, {})[column] = estimate
         if rows:
-            columns = list(dict.fromkeys(column for own in rows.values() for column in own))
+            columns = list(dict.fromkeys(column for panel_name in rows.values() for column in panel_name))
             yield Table(panel, columns, rows)
 
 
-def as_data(found: dict[Place, Estimate]) -> list[dict[str, object]]:
+def as_data(estimates: dict[Place, Estimate]) -> list[dict[str, object]]:
     """Every entry with its 95 % interval."""
     return [
         dict(
@@ -63,5 +63,5 @@ def as_data(found: dict[Place, Estimate]) -> list[dict[str, object]]:
             interval=estimate.interval,
             prompts=estimate.prompts,
         )
-        for (panel, row, column), estimate in found.items()
+        for (panel, row, column), estimate in estimates.items()
     ]

@@ -45,5 +45,5 @@ class OverModels:
 
     def __call__(self, job: int) -> Record:
         passage = self.passages[job]
-        asked = Decoding(loaded(self.load), passage, self.new_tokens, self.seed * SEEDS_APART + job, self.schemes)
-        return {"id": passage.id, "cells": list(self.measure(asked))}
+        decoding = Decoding(loaded(self.load), passage, self.new_tokens, self.seed * SEEDS_APART + job, self.schemes)
+        return {"id": passage.id, "cells": list(self.measure(decoding))}

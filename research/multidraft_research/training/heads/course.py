@@ -17,7 +17,7 @@ from multidraft_research.training.heads.lesson import Lesson, Plan
 from multidraft_research.training.heads.saving import save_head
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import Vocabulary
-from multidraft_research.training.teaching import Said
+from multidraft_research.training.teaching import Conversation
 from multidraft_research.training.texts import frequent
 
 HELD_OUT = 60  # conversations at each end of a file that are never taught, or a twelfth of few
@@ -35,12 +35,12 @@ def capture(target: PreTrainedModel, tokenizer: Any, records: Sequence[dict[str,
 
     Those where the target wrote the larger part come first, as the rest has to be read for little.
     """
-    said = [states.said_of(one, number, tokenizer) for number, one in enumerate(records)]
-    held = min(HELD_OUT, len(said) // 12)
+    conversations = [states.conversation_of(record, number, tokenizer) for number, record in enumerate(records)]
+    held = min(HELD_OUT, len(conversations) // 12)
     if not held:
-        raise AdviceError(f"{len(said)} conversations are too few: some are held out; give 12 or more")
+        raise AdviceError(f"{len(conversations)} conversations are too few: some are held out; give 12 or more")
     layers = usual_layers(target.config.get_text_config(decoder=True).num_hidden_layers)
-    parts = {"held": said[:held] + said[-held:], "taught": bounded(said[held:-held], most)}
+    parts = {"held": conversations[:held] + conversations[-held:], "taught": bounded(conversations[held:-held], most)}
     with tqdm(desc="states captured", unit=" tokens", total=sum(size(part) for part in parts.values())) as bar:
         for name, part in parts.items():
             for _, count in states.capture(target, part, layers, out, name):
@@ -48,27 +48,30 @@ def capture(target: PreTrainedModel, tokenizer: Any, records: Sequence[dict[str,
     return Course(states.load_all(out, "taught"), states.load_all(out, "held"))
 
 
-def size(said: Sequence[Said]) -> int:
+def size(conversations: Sequence[Conversation]) -> int:
     """Tokens of texts."""
-    return sum(len(one.tokens) for one in said)
+    return sum(len(conversation.tokens) for conversation in conversations)
 
 
-def bounded(said: Sequence[Said], most: int) -> list[Said]:
+def bounded(conversations: Sequence[Conversation], most: int) -> list[Conversation]:
     """Texts of so many tokens together."""
-    order = sorted(said, key=lambda one: len(one.tokens) > 1.6 * (len(one.tokens) - one.first))  # stable
-    taken: list[Said] = []
-    for one in order:
-        most -= len(one.tokens)
+    order = sorted(
+        conversations,
+        key=lambda item: len(item.tokens) > 1.6 * (len(item.tokens) - item.first),
+    )  # stable
+    taken: list[Conversation] = []
+    for item in order:
+        most -= len(item.tokens)
         if most < 0:
             break
-        taken.append(one)
+        taken.append(item)
     return taken
 
 
 def vocabulary_of(taught: Sequence[Seen], size: int, of: int, kept: Path) -> Vocabulary:
     """The tokens that a head has, chosen once by how likely the target finds them."""
     if not kept.exists():
-        files.write(kept, json.dumps(frequent([one.text for one in taught], min(size, of), of)).encode())
+        files.write(kept, json.dumps(frequent([seen.text for seen in taught], min(size, of), of)).encode())
     return Vocabulary(json.loads(kept.read_text()), of)
 
 
@@ -94,8 +97,8 @@ def teach(
             bar.set_postfix(loss=f"{loss:.3f}")
             if step % every and step != taught.steps:
                 continue
-            found = lesson.acceptance(head, course.held, vocabulary, taught.depth)
-            line = {"step": step, "tokens": tokens, "loss": round(loss, 4)} | found
+            rates = lesson.acceptance(head, course.held, vocabulary, taught.depth)
+            line = {"step": step, "tokens": tokens, "loss": round(loss, 4)} | rates
             with (out / "log.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")
             told(line)

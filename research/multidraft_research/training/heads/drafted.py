@@ -33,22 +33,22 @@ class Batch:
     @classmethod
     def of(cls, seen: Sequence[Seen], vocabulary: Vocabulary, device: torch.device | str = "cpu") -> "Batch":
         """These texts, filled up at their ends, which none of their tokens sees."""
-        longest, texts = max(len(one.text.tokens) for one in seen), [one.text for one in seen]
+        longest, texts = max(len(seen_text.text.tokens) for seen_text in seen), [seen_text.text for seen_text in seen]
         tokens, laws = torch.zeros(2, len(seen), longest, dtype=torch.long)
         states = torch.zeros(len(seen), longest, *seen[0].states.shape[1:])
         count, laws = 0, laws - 1
-        for row, one in enumerate(seen):
-            length, places = len(one.text.tokens), torch.from_numpy(one.text.places.astype(np.int64))
-            tokens[row, :length] = torch.from_numpy(one.text.tokens.astype(np.int64))
-            states[row, :length] = one.states
+        for row, seen_text in enumerate(seen):
+            length, places = len(seen_text.text.tokens), torch.from_numpy(seen_text.text.places.astype(np.int64))
+            tokens[row, :length] = torch.from_numpy(seen_text.text.tokens.astype(np.int64))
+            states[row, :length] = seen_text.states
             laws[row, places] = torch.arange(count, count + len(places))
             count += len(places)
         answers = np.concatenate([text.places >= text.about["answer"] for text in texts])
         heats = np.repeat([float(text.about["temperature"]) for text in texts], [len(text.places) for text in texts])
         known = Wanted.of(texts, vocabulary)
         wanted = Wanted(known.ids.to(device), known.known.to(device), known.probability.to(device))
-        told = torch.from_numpy(answers).to(device), torch.from_numpy(heats).float().to(device)
-        return cls(tokens.to(device), states.to(device), laws.to(device), wanted, *told)
+        answers_and_heats = torch.from_numpy(answers).to(device), torch.from_numpy(heats).float().to(device)
+        return cls(tokens.to(device), states.to(device), laws.to(device), wanted, *answers_and_heats)
 
     @property
     def features(self) -> Float[Tensor, "rows length inputs"]:
@@ -91,18 +91,18 @@ def drafted(head: Head, batch: Batch, look: Look) -> Iterator[Drafted]:
 def by_eagle3(head: Eagle3, batch: Batch, look: Look) -> Iterator[Drafted]:
     """At slot i the head reads token i + 1 beside the target's state i; a step deeper, token i + 2 beside its own."""
     slots, cache = batch.tokens.shape[1] - 1, DynamicCache()
-    every = torch.arange(slots, device=batch.tokens.device).expand(len(batch.tokens), -1)
-    before = every[:, None, :] <= every[:, :, None]
-    states = head(batch.tokens[:, 1:], head.fuse(batch.features[:, :-1]), every, before[:, None], cache)
-    yield said(head, states, batch.law(every + 2), 1)
+    all_slots = torch.arange(slots, device=batch.tokens.device).expand(len(batch.tokens), -1)
+    before = all_slots[:, None, :] <= all_slots[:, :, None]
+    states = head(batch.tokens[:, 1:], head.fuse(batch.features[:, :-1]), all_slots, before[:, None], cache)
+    yield said(head, states, batch.law(all_slots + 2), 1)
     if look.depth == 1:
         return
-    chosen = choose(batch.law(every + 2) >= 0, look)
+    chosen = choose(batch.law(all_slots + 2) >= 0, look)
     states = states.gather(1, chosen[..., None].expand(-1, -1, states.shape[-1]))
-    own = torch.eye(chosen.shape[1], dtype=torch.bool, device=chosen.device).expand(len(chosen), -1, -1)
+    diagonal = torch.eye(chosen.shape[1], dtype=torch.bool, device=chosen.device).expand(len(chosen), -1, -1)
     mask = before.gather(1, chosen[..., None].expand(-1, -1, slots))
     for step in range(1, look.depth):
-        mask = torch.cat([mask, own], 2)
+        mask = torch.cat([mask, diagonal], 2)
         states = head(batch.token(chosen + step + 1), states, chosen + step, mask[:, None], cache)
         yield said(head, states, batch.law(chosen + step + 2), step + 1)
 
@@ -110,15 +110,15 @@ def by_eagle3(head: Eagle3, batch: Batch, look: Look) -> Iterator[Drafted]:
 def by_dflash(head: DFlash, batch: Batch, look: Look) -> Iterator[Drafted]:
     """Blocks that begin at some of the tokens, each of which sees the target's states before it."""
     size, length, cache = head.settings.block, batch.tokens.shape[1], DynamicCache()
-    every = torch.arange(length, device=batch.tokens.device).expand(len(batch.tokens), -1)
-    head.remember(head.fuse(batch.features), every, cache)
-    first = choose(batch.law(every + 1) >= 0, look)
+    all_places = torch.arange(length, device=batch.tokens.device).expand(len(batch.tokens), -1)
+    head.remember(head.fuse(batch.features), all_places, cache)
+    first = choose(batch.law(all_places + 1) >= 0, look)
     places = (first[..., None] + torch.arange(size, device=first.device)).flatten(1)
     tokens = torch.full_like(places, head.settings.mask_token)
     tokens[:, ::size] = batch.token(first)
     block = torch.arange(first.shape[1], device=first.device).repeat_interleave(size)
     same = (block[:, None] == block).expand(len(first), -1, -1)
-    seen = every[:, None, :] < first.repeat_interleave(size, 1)[..., None]
+    seen = all_places[:, None, :] < first.repeat_interleave(size, 1)[..., None]
     states = head(tokens, places, torch.cat([seen, same], 2)[:, None], cache).unflatten(1, (-1, size))
     offset = 0 if head.settings.from_anchor else 1  # the place in a block that says what follows the known token
     for depth in range(1, min(look.depth, size - offset) + 1):
@@ -128,10 +128,10 @@ def by_dflash(head: DFlash, batch: Batch, look: Look) -> Iterator[Drafted]:
 def by_medusa(heads: Medusa, batch: Batch, look: Look) -> Iterator[Drafted]:
     """Each head from the last state of every token, and those beyond the first from some."""
     last = batch.states[:, :-1, -1]
-    every = torch.arange(last.shape[1], device=last.device).expand(len(last), -1)
-    chosen = choose(batch.law(every + 2) >= 0, look)
+    all_places = torch.arange(last.shape[1], device=last.device).expand(len(last), -1)
+    chosen = choose(batch.law(all_places + 2) >= 0, look)
     for depth in range(1, min(look.depth, heads.settings.heads) + 1):
-        slots = every if depth == 1 else chosen
+        slots = all_places if depth == 1 else chosen
         laws = batch.law(slots + depth + 1)
         states = last.gather(1, slots[..., None].expand(-1, -1, last.shape[-1]))[laws >= 0]
         yield Drafted(depth, heads[depth - 1](states), laws[laws >= 0])

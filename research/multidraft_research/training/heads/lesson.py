@@ -63,10 +63,10 @@ class Plan:
             return Settings(MEDUSA, layer, last, self.drafted, target.hidden_size, heads=self.heads)
         read = usual_layers(target.num_hidden_layers)
         layer = decoder(target, self.layers, "llama" if self.kind == EAGLE3 else "qwen3")
-        given: dict[str, Any] = {"fc_norm": True, "norm_output": True}
+        common_settings: dict[str, Any] = {"fc_norm": True, "norm_output": True}
         if self.kind == DFLASH:
-            given = {"block": self.block, "mask_token": self.mask_token}
-        return Settings(self.kind, layer, read, self.drafted, target.hidden_size, **given)
+            common_settings = {"block": self.block, "mask_token": self.mask_token}
+        return Settings(self.kind, layer, read, self.drafted, target.hidden_size, **common_settings)
 
 
 def decoder(target: PretrainedConfig, layers: int, family: str) -> PretrainedConfig:
@@ -74,10 +74,10 @@ def decoder(target: PretrainedConfig, layers: int, family: str) -> PretrainedCon
     names = ["hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "vocab_size", "hidden_act"]
     names += ["max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters"]
     of = target.to_dict()
-    given = {name: of[name] for name in names if of.get(name) is not None}
-    given["num_key_value_heads"] = target.num_attention_heads  # what a token is reaches its state through values alone
+    values = {name: of[name] for name in names if of.get(name) is not None}
+    values["num_key_value_heads"] = target.num_attention_heads  # what a token is reaches its state through values alone
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return AutoConfig.for_model(family, **given, **ends, num_hidden_layers=layers, tie_word_embeddings=False)
+    return AutoConfig.for_model(family, **values, **ends, num_hidden_layers=layers, tie_word_embeddings=False)
 
 
 def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int) -> Head:
@@ -94,9 +94,9 @@ def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int
     if head.d2t is not None:
         head.d2t.copy_(torch.tensor(vocabulary.target_ids) - torch.arange(vocabulary.size))
     if plan.kind == MEDUSA:
-        for each in head:
-            each[-1].weight.data = rows.float().clone()
-            nn.init.zeros_(each[0].linear.weight)
+        for part in head:
+            part[-1].weight.data = rows.float().clone()
+            nn.init.zeros_(part[0].linear.weight)
         return head
     body: Any = compat.body(target)[1]
     embedding: Any = target.get_input_embeddings()
@@ -108,13 +108,13 @@ def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int
 
 def taught_of(head: Head) -> nn.ParameterList:
     """What is taught of a head, and nothing that is the target's."""
-    return nn.ParameterList([each for each in head.parameters() if each.requires_grad])
+    return nn.ParameterList([parameter for parameter in head.parameters() if parameter.requires_grad])
 
 
 def begun_descent(head: Head, lesson: Lesson, checkpoint: Path) -> Descent:
     """Muon for the matrices within, AdamW for outputs and all that is no matrix."""
     taught, size = taught_of(head), head.settings.drafted
-    matrices = [each for each in taught if each.ndim == 2 and each.shape[0] != size]
+    matrices = [parameter for parameter in taught if parameter.ndim == 2 and parameter.shape[0] != size]
     return Descent(taught, matrices, lesson.learning_rate, lesson.other_learning_rate, checkpoint)
 
 
@@ -126,11 +126,14 @@ def train(
     Ctrl-C ends it after the step that it comes in, with a checkpoint; a second one at once.
     """
     descent, tokens = begun_descent(head, lesson, checkpoint), 0
-    first, source = descent.done, in_batches([len(one.text.tokens) for one in texts], lesson.batch, lesson.seed)
+    first, source = (
+        descent.done,
+        in_batches([len(seen_text.text.tokens) for seen_text in texts], lesson.batch, lesson.seed),
+    )
     with Patience() as patience:
         for step in range(lesson.steps):
             batch = [texts[index] for index in next(source)]
-            tokens += sum(len(one.text.tokens) for one in batch)
+            tokens += sum(len(seen_text.text.tokens) for seen_text in batch)
             if step < first:
                 continue
             share = schedule(step, lesson.steps, lesson.warmup, lesson.decay)
@@ -166,7 +169,7 @@ class Patience:
 
 def accumulate(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, lesson: Lesson, step: int) -> float:
     """Gradients of a batch, some texts at a time, which bounds the memory of the logits."""
-    places, total = sum(len(one.text.places) for one in texts), 0.0
+    places, total = sum(len(seen_text.text.places) for seen_text in texts), 0.0
     look = Look(lesson.depth, lesson.share, torch.Generator().manual_seed(lesson.seed * 1_000_003 + step))
     device = next(head.parameters()).device
     for first in range(0, len(texts), NEAR):
@@ -174,9 +177,9 @@ def accumulate(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, lesson
         loss = torch.zeros((), device=device)
         with torch.autocast(device.type, torch.bfloat16):
             for depth, logits, laws in drafted(head, batch, look):
-                own = loss_of(logits.float(), at(batch.wanted, laws), lesson.mix)
+                losses = loss_of(logits.float(), at(batch.wanted, laws), lesson.mix)
                 share = lesson.share if depth > 1 or head.settings.kind == DFLASH else 1.0
-                loss = loss + lesson.deeper ** (depth - 1) * own.sum() / share
+                loss = loss + lesson.deeper ** (depth - 1) * losses.sum() / share
         (loss / places).backward()
         total += loss.item() / places
     return total
@@ -208,5 +211,8 @@ def acceptance(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, depth:
                 right = logits.topk(3).indices == wanted.ids[:, :1].where(wanted.known[:, :1], -1)
                 sums["T=0"][level - 1].append(right[:, 0][heat == 0].float())
                 sums["T=0, of three"][level - 1].append(right.any(1)[heat == 0].float())
-    rates = {name: [torch.cat(each) for each in by_depth if each] for name, by_depth in sums.items()}
-    return {name: [round(float(each.mean()), 4) for each in found if len(each)] for name, found in rates.items()}
+    rates = {name: [torch.cat(values) for values in by_depth if values] for name, by_depth in sums.items()}
+    return {
+        name: [round(float(values.mean()), 4) for values in rates_by_depth if len(values)]
+        for name, rates_by_depth in rates.items()
+    }

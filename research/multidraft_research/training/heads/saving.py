@@ -39,9 +39,9 @@ def save_head(
 def write(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -> None:
     """`config.json` and `model.safetensors`, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / (files.NEW_PREFIX + "model.safetensors")
-    save_file({name: value.contiguous() for name, value in weights.items()}, new, {"format": "pt"})
-    new.replace(folder / "model.safetensors")
+    new_path = folder / (files.NEW_PREFIX + "model.safetensors")
+    save_file({name: value.contiguous() for name, value in weights.items()}, new_path, {"format": "pt"})
+    new_path.replace(folder / "model.safetensors")
     files.write(folder / "config.json", (json.dumps(settings, indent=2) + "\n").encode())
 
 
@@ -62,7 +62,7 @@ def medusa_configuration(settings: Settings, name: str) -> dict[str, Any]:
 def configuration(settings: Settings, name: str, architectures: Sequence[str], tokens: int) -> dict[str, Any]:
     """What `config.json` says in speculators' format of an EAGLE-3 or DFlash head that drafts so many tokens."""
     is_eagle, layers = settings.kind == EAGLE3, list(settings.layers)
-    own: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "aux_hidden_state_layer_ids": layers,
         "block_size": settings.block,
         "sliding_window_non_causal": not settings.causal_window,
@@ -70,10 +70,10 @@ def configuration(settings: Settings, name: str, architectures: Sequence[str], t
         "sample_from_anchor": settings.from_anchor,
     }
     if is_eagle:
-        own = {"eagle_aux_hidden_state_layer_ids": layers} | {flag: getattr(settings, flag) for flag in FLAGS}
+        fields = {"eagle_aux_hidden_state_layer_ids": layers} | {flag: getattr(settings, flag) for flag in FLAGS}
     if settings.target_width != settings.layer.hidden_size:
-        own["target_hidden_size"] = settings.target_width
-    return own | {
+        fields["target_hidden_size"] = settings.target_width
+    return fields | {
         "architectures": ["Eagle3DraftModel" if is_eagle else "DFlashDraftModel"],
         "speculators_model_type": settings.kind,
         "speculators_version": "0.9.0",

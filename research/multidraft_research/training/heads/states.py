@@ -22,7 +22,7 @@ from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models import compat
 from multidraft.models.compat import home
-from multidraft_research.training.teaching import TOGETHER, Said
+from multidraft_research.training.teaching import TOGETHER, Conversation
 from multidraft_research.training.texts import TOP, Text
 
 SHARD = 64  # texts of a shard
@@ -43,32 +43,32 @@ def records(path: Path) -> list[dict[str, Any]]:
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            found = [json.loads(line) for line in file if line.strip()]
+            all_records = [json.loads(line) for line in file if line.strip()]
     except (OSError, ValueError, EOFError) as error:
         raise AdviceError(f"cannot read {str(path)!r} ({error}); give JSON lines of user and assistant") from None
-    for number, one in enumerate(found, 1):
-        if not isinstance(one, dict) or not ({"user", "assistant"} <= one.keys() or "text" in one):
+    for number, record in enumerate(all_records, 1):
+        if not isinstance(record, dict) or not ({"user", "assistant"} <= record.keys() or "text" in record):
             raise AdviceError(f"line {number} of {str(path)!r} has no user and assistant, and no text; add them")
-    return found
+    return all_records
 
 
-def said_of(record: dict[str, Any], number: int, tokenizer: Any) -> Said:
+def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conversation:
     """One record in tokens, in the tokenizer's chat template; a user's turn of the target's own (`self/...`) is taught.
 
     `first` is the token before the first one that is taught, `answer` where the answer begins.
     """
-    own = str(record.get("id", "")).startswith("self/")
+    is_own_text = str(record.get("id", "")).startswith("self/")
     before, closed = [], ""
     if "text" in record:
-        before, said = bare(tokenizer, ""), bare(tokenizer, record["text"])
-        tokens, first, answer = said, max(common(before, said), 1) - 1, max(len(before), 1)
+        before, text_tokens = bare(tokenizer, ""), bare(tokenizer, record["text"])
+        tokens, first, answer = text_tokens, max(common(before, text_tokens), 1) - 1, max(len(before), 1)
     else:
         before, empty = prompted(tokenizer, record["user"]), prompted(tokenizer, "")
         closed = str(tokenizer.eos_token or "") if record.get("ended", True) else ""
         tokens = before + tokenizer(record["assistant"] + closed, add_special_tokens=False)["input_ids"]
-        first, answer = (common(before, empty) if own else len(before)) - 1, len(before)
+        first, answer = (common(before, empty) if is_own_text else len(before)) - 1, len(before)
     about = {"id": str(record.get("id", number)), "temperature": record.get("temperature", 1.0), "answer": answer}
-    return Said(tokens[:LONGEST], first, answer, about)
+    return Conversation(tokens[:LONGEST], first, answer, about)
 
 
 def bare(tokenizer: Any, text: str) -> list[int]:
@@ -85,30 +85,32 @@ def prompted(tokenizer: Any, user: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
+def common(tokens: Sequence[int], others: Sequence[int]) -> int:
     """How many tokens two texts begin with alike.
 
     >>> common([1, 2, 3], [1, 2, 4, 5])
     2
     """
-    same = (index for index, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return next(same, min(len(one), len(other)))
+    same = (index for index, (left, right) in enumerate(zip(tokens, others, strict=False)) if left != right)
+    return next(same, min(len(tokens), len(others)))
 
 
-def see(model: PreTrainedModel, said: Sequence[Said], layers: Sequence[int]) -> Iterator[tuple[int, Seen]]:
+def see(
+    model: PreTrainedModel, conversations: Sequence[Conversation], layers: Sequence[int]
+) -> Iterator[tuple[int, Seen]]:
     """Read texts, those of about one length together; each comes with its index.
 
     Layer k is what `output_hidden_states` calls k: 0 is the embedding, k what layer k-1 gives.
     """
-    order = sorted(range(len(said)), key=lambda index: len(said[index].tokens))
+    order = sorted(range(len(conversations)), key=lambda index: len(conversations[index].tokens))
     for first in range(0, len(order), TOGETHER):
         group = order[first : first + TOGETHER]
-        longest = len(said[group[-1]].tokens)
-        rows = [said[index].tokens + [0] * (longest - len(said[index].tokens)) for index in group]
-        for index, own in zip(
+        longest = len(conversations[group[-1]].tokens)
+        rows = [conversations[index].tokens + [0] * (longest - len(conversations[index].tokens)) for index in group]
+        for index, row in zip(
             group, read(model, rows, layers), strict=True
         ):  # what follows a text is seen by none of it
-            yield index, seen(model, said[index], own[: len(said[index].tokens)])
+            yield index, seen(model, conversations[index], row[: len(conversations[index].tokens)])
 
 
 @torch.no_grad()
@@ -122,61 +124,64 @@ def read(
 
 
 @torch.no_grad()
-def seen(model: PreTrainedModel, said: Said, states: Float[Tensor, "length layers width"]) -> Seen:
+def seen(model: PreTrainedModel, conversation: Conversation, states: Float[Tensor, "length layers width"]) -> Seen:
     """One text with what its model expects at each place that is taught."""
-    places = np.arange(said.first + 1, len(said.tokens))
+    places = np.arange(conversation.first + 1, len(conversation.tokens))
     logits = model.lm_head(states[places - 1, -1]).float()
     values, ids = logits.topk(min(TOP, logits.shape[-1]))
     logs = values - logits.logsumexp(-1, keepdim=True)
-    text = Text(np.array(said.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), said.about)
+    text = Text(np.array(conversation.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), conversation.about)
     return Seen(text, states.to("cpu", torch.bfloat16))
 
 
 def capture(
-    model: PreTrainedModel, said: Sequence[Said], layers: Sequence[int], out: Path, name: str
+    model: PreTrainedModel, conversations: Sequence[Conversation], layers: Sequence[int], out: Path, name: str
 ) -> Iterator[tuple[Path, int]]:
     """Write shards `name`-00000.safetensors, ...; those that are there are passed over. Each with its tokens."""
     out.mkdir(parents=True, exist_ok=True)
-    for first in range(0, len(said), SHARD):
-        group, path = said[first : first + SHARD], out / f"{name}-{first // SHARD:05d}.safetensors"
+    for first in range(0, len(conversations), SHARD):
+        group, path = conversations[first : first + SHARD], out / f"{name}-{first // SHARD:05d}.safetensors"
         if not path.exists():
-            found = dict(see(model, group, layers))
-            save(path, [found[index] for index in range(len(group))])
-        yield path, sum(len(one.tokens) for one in group)
+            seen_by_index = dict(see(model, group, layers))
+            save(path, [seen_by_index[index] for index in range(len(group))])
+        yield path, sum(len(conversation.tokens) for conversation in group)
 
 
 def save(path: Path, texts: Sequence[Seen]) -> None:
     """Write a shard, whole or not at all."""
     arrays = {
-        "tokens": torch.from_numpy(np.concatenate([one.text.tokens for one in texts]).astype(np.int32)),
-        "places": torch.from_numpy(np.concatenate([one.text.places for one in texts]).astype(np.int32)),
-        "ids": torch.from_numpy(np.concatenate([one.text.ids for one in texts]).astype(np.int32)),
-        "logs": torch.from_numpy(np.concatenate([one.text.logs for one in texts]).astype(np.float16)),
-        "states": torch.cat([one.states for one in texts]),
+        "tokens": torch.from_numpy(np.concatenate([seen_text.text.tokens for seen_text in texts]).astype(np.int32)),
+        "places": torch.from_numpy(np.concatenate([seen_text.text.places for seen_text in texts]).astype(np.int32)),
+        "ids": torch.from_numpy(np.concatenate([seen_text.text.ids for seen_text in texts]).astype(np.int32)),
+        "logs": torch.from_numpy(np.concatenate([seen_text.text.logs for seen_text in texts]).astype(np.float16)),
+        "states": torch.cat([seen_text.states for seen_text in texts]),
     }
-    about = [one.text.about | {"sizes": [len(one.text.tokens), len(one.text.places)]} for one in texts]
-    new = path.with_name(NEW_PREFIX + path.name)
-    save_file(arrays, new, {"texts": json.dumps(about)})
-    new.replace(path)
+    about = [
+        seen_text.text.about | {"sizes": [len(seen_text.text.tokens), len(seen_text.text.places)]}
+        for seen_text in texts
+    ]
+    new_path = path.with_name(NEW_PREFIX + path.name)
+    save_file(arrays, new_path, {"texts": json.dumps(about)})
+    new_path.replace(path)
 
 
 def load(path: Path) -> Iterator[Seen]:
     """The texts of a shard; their states stay on disk until they are read."""
     with safe_open(str(path), "pt") as shard:
         about = json.loads(shard.metadata()["texts"])
-        found = {name: shard.get_tensor(name) for name in ("tokens", "places", "ids", "logs", "states")}
-    sizes = [one.pop("sizes") for one in about]
-    tokens, states = (found[name].split([size for size, _ in sizes]) for name in ("tokens", "states"))
-    places, ids, logs = (found[name].split([size for _, size in sizes]) for name in ("places", "ids", "logs"))
-    for index, said in enumerate(about):
+        tensors = {name: shard.get_tensor(name) for name in ("tokens", "places", "ids", "logs", "states")}
+    sizes = [fields.pop("sizes") for fields in about]
+    tokens, states = (tensors[name].split([size for size, _ in sizes]) for name in ("tokens", "states"))
+    places, ids, logs = (tensors[name].split([size for _, size in sizes]) for name in ("places", "ids", "logs"))
+    for index, fields in enumerate(about):
         laws = ids[index].numpy(), logs[index].numpy()
-        yield Seen(Text(tokens[index].numpy(), places[index].numpy(), *laws, said), states[index])
+        yield Seen(Text(tokens[index].numpy(), places[index].numpy(), *laws, fields), states[index])
 
 
 def load_all(folder: Path, name: str) -> list[Seen]:
     """The texts of all shards of one name that have places to teach; raises AdviceError where there are none."""
     paths = sorted(folder.glob(f"{name}-*.safetensors"))
-    texts = [one for path in paths for one in load(path) if len(one.text.places)]
+    texts = [seen_text for path in paths for seen_text in load(path) if len(seen_text.text.places)]
     if not texts:
         raise AdviceError(f"there are no captured texts in {str(folder)!r}; give more text")
     return texts

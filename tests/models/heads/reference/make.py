@@ -65,12 +65,12 @@ def trained(kind: str) -> SpeculatorsConfig:
 
 def said_by(model: Any, call: Any) -> list[Tensor]:
     """What the head of a model gives in a call."""
-    found: list[Tensor] = []
-    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0].clone()))
+    outputs: list[Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: outputs.append(output[0].clone()))
     with torch.no_grad():
         call()
     hook.remove()
-    return found
+    return outputs
 
 
 def inputs() -> tuple[Tensor, Tensor]:
@@ -98,16 +98,16 @@ def eagle3(name: str) -> None:
     if model.use_draft_vocab:
         spread(model, config.draft_vocab_size)
     states, texts = inputs()
-    said = []
+    outputs = []
     for text in texts:
-        given = {"hidden_states": states.flatten(1)[None], "input_ids": text[None, 1:]}
-        given["document_ids"] = torch.zeros(1, TOKENS, dtype=torch.long)
-        said.append(said_by(model, lambda given=given: model(**given, ttt_steps=3)))
-    root, one, two = (torch.stack(level) for level in zip(*said, strict=True))
+        keywords = {"hidden_states": states.flatten(1)[None], "input_ids": text[None, 1:]}
+        keywords["document_ids"] = torch.zeros(1, TOKENS, dtype=torch.long)
+        outputs.append(said_by(model, lambda keywords=keywords: model(**keywords, ttt_steps=3)))
+    root, one, two = (torch.stack(level) for level in zip(*outputs, strict=True))
     write(name, model, {"states": states, "texts": texts, "root": root, "one": one, "two": two})
 
 
-def dflash(name: str, **more: Any) -> None:
+def dflash(name: str, **changes: Any) -> None:
     layer = Qwen3Config(**SHAPE, num_hidden_layers=2)
     layer._attn_implementation = "eager"
     config = DFlashSpeculatorConfig(
@@ -116,7 +116,7 @@ def dflash(name: str, **more: Any) -> None:
         speculators_config=trained("dflash"),
         block_size=4,
         mask_token_id=7,
-        **{"draft_vocab_size": VOCABULARY} | more,
+        **{"draft_vocab_size": VOCABULARY} | changes,
     )
     model = DFlashDraftModel(config).eval()
     random(model)
@@ -125,16 +125,16 @@ def dflash(name: str, **more: Any) -> None:
     states, texts = inputs()
     long = torch.cat([states, torch.randn(4, *states.shape[1:])]).flatten(1)[None]  # what follows is not seen
     text = torch.cat([texts[0, :TOKENS], texts[0, :4]])[None]
-    given = {"hidden_states": long, "input_ids": text, "loss_mask": (torch.arange(16) == ROOT)[None].long()}
-    given |= {"verifier_last_hidden_states": long[..., :WIDTH], "document_ids": torch.zeros(1, 16, dtype=torch.long)}
-    (block,) = said_by(model, lambda: model._backbone_forward(**given, max_anchors=1))
+    keywords = {"hidden_states": long, "input_ids": text, "loss_mask": (torch.arange(16) == ROOT)[None].long()}
+    keywords |= {"verifier_last_hidden_states": long[..., :WIDTH], "document_ids": torch.zeros(1, 16, dtype=torch.long)}
+    (block,) = said_by(model, lambda: model._backbone_forward(**keywords, max_anchors=1))
     write(name, model, {"states": states, "texts": texts, "block": block} | of_target(model))
 
 
 def original(name: str) -> None:
-    said = {"target_layer_ids": [layer - 1 for layer in LAYERS], "mask_token_id": 7, "block_size": 4}
+    settings = {"target_layer_ids": [layer - 1 for layer in LAYERS], "mask_token_id": 7, "block_size": 4}
     config = Qwen3Config(**SHAPE, num_hidden_layers=2, **HALF, max_window_layers=1)
-    config.dflash_config, config.num_target_layers = said | {"input_embedding_scale": 2.0}, 4
+    config.dflash_config, config.num_target_layers = settings | {"input_embedding_scale": 2.0}, 4
     config.block_size = 4
     model: Any = Original(config).eval()
     random(model)
@@ -158,14 +158,14 @@ def of_target(model: Any) -> dict[str, Tensor]:
     parts = (
         model if isinstance(model, nn.ModuleDict) else {"embed_tokens": model.embed_tokens, "lm_head": model.lm_head}
     )
-    found = {name: part.weight.detach().clone() for name, part in parts.items()}
-    return {name: value for name, value in found.items() if len(value) == VOCABULARY}
+    weights = {name: part.weight.detach().clone() for name, part in parts.items()}
+    return {name: value for name, value in weights.items() if len(value) == VOCABULARY}
 
 
-def write(name: str, model: Any, said: dict[str, Tensor]) -> None:
+def write(name: str, model: Any, tensors: dict[str, Tensor]) -> None:
     model.save_pretrained(HERE / name)
     (HERE / name / "config.py").unlink(missing_ok=True)  # the package's own code
-    save_file({key: value.contiguous() for key, value in said.items()}, HERE / f"{name}.safetensors")
+    save_file({key: value.contiguous() for key, value in tensors.items()}, HERE / f"{name}.safetensors")
 
 
 if __name__ == "__main__":
