@@ -34,8 +34,8 @@ def main() -> int:
         ("core, files", len(core), 125),
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
-        ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_600),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 19_700),
+        ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_700),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 20_100),
         ("docs and README, written words", sum(map(words, pages)), 14_500),
     ]
     for name, size, limit in rows:
