@@ -127,9 +127,8 @@ class Batch:
             window.append(request)
         if not window or not self.can_share(window[0]):
             return window[:1]
-        others = [request for request in window[1:] if self.can_share(request)]
-        group = [window[0], *others]
-        return [group[index] for index in similar([len(request.text) for request in group], budget)]
+        places = similar([len(request.prompt) for request in window], budget)
+        return [window[0], *(window[place] for place in places[1:] if self.can_share(window[place]))]
 
     def can_share(self, request: Request) -> bool:
         """Whether a prompt may be read beside others: one that is scored, or read before in part, is read alone."""

@@ -102,6 +102,7 @@ def test_penalties_truncation_stop_strings_batches_and_seeds(pair, prompts):
     assert free != texts(pair, prompts, *common, "--repetition-penalty", 1.8, "--min-p", 0.1)
     assert texts(pair, prompts, *common[2:], "--top-n-sigma", 1e-9) == free
     assert free == texts(pair, prompts, *common, "--batch", 3)
+    assert free == texts(pair, prompts, *common, "--max-num-seqs", 2)
     letter = free[0][len(free[0]) // 2]
     stopped = texts(pair, prompts, *common, "--stop", letter, "--stop", "nowhere")
     for text, whole in zip(stopped, free, strict=True):
