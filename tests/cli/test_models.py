@@ -74,7 +74,7 @@ def test_code_of_a_model_runs_only_if_asked_for(tmp_path, file, pair):
 def test_a_script_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr(sys, "argv", ["to_gguf.py", str(FOLDER / "draft"), str(tmp_path / "a")])
-    with pytest.raises(SystemExit, match=r'pip install "multidraft\[gguf\]"'):
+    with pytest.raises(SystemExit, match=r"pip install -c constraints.txt -e '.\[gguf\]'"):
         runpy.run_path(str(Path(__file__).parents[2] / "examples" / "to_gguf.py"), run_name="__main__")
 
 
