@@ -194,8 +194,9 @@ def make_plan(job: Job, _: int) -> Record:
 
     subject = job.subject(job.models, job.encoded(job.prompts[:MEASURED_PROMPTS]))
     profile = profile_for(subject, plan_file(job.settings["plan"], job.limits))
-    if not profile.known:
-        measure(subject, profile, job.settings["tune_budget"], [job.settings["temperature"]], [job.batch])
+    budget = job.settings["tune_budget"]
+    if budget and not profile.known:
+        measure(subject, profile, budget, [job.settings["temperature"]], [job.batch])
     return {"plan": profile.as_json()}
 
 

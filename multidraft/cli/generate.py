@@ -57,7 +57,7 @@ class Run:
 
     batch: Annotated[int, o.option("Prompts decoded side by side, up to the end of the longest.", o.RUN, min=1)] = 1
     max_num_seqs: Annotated[int | None, o.option(MAX_NUM_SEQS_HELP, o.RUN, "--max-num-seqs", min=1)] = None
-    seed: o.Seed = 0
+    seed: o.Seed = None
     compiles: Annotated[bool, o.option("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
     workers: o.Workers = None
     ray: o.Ray = None
@@ -110,8 +110,10 @@ def generate(
     loader.check()
     target, draft = default_pair(models.target, models.draft, loader.gives_hidden_states and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles, "max_num_seqs": run.max_num_seqs}
+    if run.seed is not None:
+        settings["tune_budget"] = 0.0  # timed trees would depend on the clock
     batch = max(run.batch, PROMPTS_PER_ROW * (run.max_num_seqs or 0))
-    job = Job(target, draft, loader, prompts, source.chat, batch, run.seed, settings)
+    job = Job(target, draft, loader, prompts, source.chat, batch, run.seed or 0, settings)
     job.check()
     if (run.workers or 1) > 1 or run.ray is not None:
         folder = output.shards_folder(source.is_conversation)

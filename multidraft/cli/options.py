@@ -22,7 +22,13 @@ FILE_HELP = 'File with one {"id", "task", "prompt"} a line.'
 TREES_HELP = (
     "auto: by measured speed; or 4x2x2x1, '8 paths of 4', a JSON list of paths; limits as in `auto,nodes=24,depth=6`."
 )
-SECONDS_HELP = "Seconds of the run's own steps in which `--tree auto` times trees for a new pair; 0 for none."
+SECONDS_HELP = (
+    "Seconds of the run's own steps in which `--tree auto` times trees for a new pair; 0, or a --seed, for none."
+)
+SEED_HELP = (
+    "The same seed gives the same output; with `--tree auto` it times nothing, and takes the plan that there is. "
+    "Default: 0, with timing."
+)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NUMBER = 2**32  # more than any option needs; all libraries below accept it
 OLD_NAME = re.compile("^--new-tokens(?=$|=)"), "--max-new-tokens"  # an option by its old name
@@ -37,7 +43,7 @@ Target = Annotated[str | None, option(TARGET_HELP, MODELS)]
 Draft = Annotated[str | None, option(DRAFT_HELP, MODELS)]
 Scheme = Annotated[str, option("Drafting law and rule; see `multidraft schemes`.", DRAFTING)]
 Walk = Annotated[str, option("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)]
-Seed = Annotated[int, option("The same seed gives the same output.", RUN, min=0, max=2**32)]
+Seed = Annotated[int | None, option(SEED_HELP, RUN, min=0, max=2**32)]
 Limit = Annotated[int | None, option("Only the first N prompts of the file.", PROMPTS, min=1)]
 Workers = Annotated[int | None, option(WORKERS_HELP, RUN, min=1, max=1024)]
 Ray = Annotated[str | None, option(RAY_HELP, RUN)]

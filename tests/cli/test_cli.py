@@ -1,11 +1,16 @@
 """`multidraft generate` and `schemes` from outside: what they print, wrong input, what stands beside drafting."""
 
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
+from itertools import accumulate, count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +20,12 @@ from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
+from multidraft.autotune import plans
+from multidraft.autotune.plans import Profile
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
 from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
+from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
@@ -109,6 +117,30 @@ def test_penalties_truncation_stop_strings_batches_and_seeds(pair, prompts):
         assert letter not in whole or letter in text[-4:]
     first, again, other = (texts(pair, prompts, "--seed", seed) for seed in (5, 5, 6))
     assert first == again != other
+
+
+@pytest.fixture
+def new_machine(tmp_path, monkeypatch) -> None:
+    """No plan is kept of any pair."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(plans, "LOADED", {})
+    monkeypatch.setattr(plans, "fresh", Profile)
+
+
+@pytest.mark.usefixtures("new_machine")
+@pytest.mark.parametrize("seed", [("--seed", 5), ()], ids=["seed", "no_seed"])
+def test_a_seed_repeats_a_run_of_a_new_pair_whatever_the_clock_shows(pair, prompts, monkeypatch, seed):
+    """Without a seed trees follow the clock, as the second case shows."""
+    found = set()
+    for clock_seed in range(3):
+        rng = random.Random(clock_seed)
+        ticks = accumulate(rng.expovariate(1) for _ in count())
+        monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=partial(next, ticks)))
+        plans.LOADED.clear()
+        call = [*ours(pair), "--prompts", prompts, "--max-new-tokens", 40, *seed]
+        found.add(str([result["text"] for result in printed(*call)["records"]]))
+    assert (len(found) == 1) == bool(seed)
+    assert seed == () or not list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.json")), "nothing was timed"
 
 
 def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
