@@ -123,10 +123,19 @@ class Auto(Growing):
         self.prompt_reads_per_token = prompt_tokens / max(new_tokens, 1)
 
     def expect(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
-        """Set prices before a run, so that a draft model that will not be used need not read the prompts."""
+        """Set prices before a run, so that a draft model that will not be used need not read the prompts.
+
+        Say that steps will be timed, if so: not in the middle of a text that is printed as it comes.
+        """
         self.count_prompt_reads(prompt_tokens, new_tokens)
+        self.say_timing(rows)
         if self.has_costs:
             self.choose(rows)
+
+    def say_timing(self, rows: int) -> None:
+        """Say once that steps with so many rows are timed, if the budget is not spent."""
+        if self.profile.spent_near(rows) < self.budget < math.inf:
+            say_once(TIMING_NOTE, self.budget, how_often(place(self.profile.identity)))
 
     def begin(self, rows: int) -> None:
         """Time the first steps of a new pair; set prices again every few steps, and when the number of rows changes."""
@@ -194,8 +203,8 @@ class Auto(Growing):
         self.prompt_reads_per_token *= not work.reads
         self.steps_without_drafts += not work.nodes
         if self.budget:
-            if self.profile.known and self.profile.spent_near(self.rows) < self.budget < math.inf:
-                say_once(TIMING_NOTE, self.budget, how_often(place(self.profile.identity)))
+            if self.profile.known:
+                self.say_timing(self.rows)
             self.unsaved_seconds += note(self.profile, self.temperature, record, self.kind, self.budget)
             if self.unsaved_seconds > SAVE_SECONDS:
                 self.finish(advise=False)

@@ -166,7 +166,7 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
     from tqdm import tqdm
 
     show_texts, texts = not output.as_json, Texts(pair.tokenizer, [])
-    if show_texts:
+    if show_texts and pair.draft is not None:
         terminal.legend()
     try:
         with tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=show_texts) as bar:

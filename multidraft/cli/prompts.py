@@ -123,7 +123,8 @@ def converse(pair: "Models", answer: Callable[[Prompt], tuple[str, str]]) -> Non
     """
     with suppress(ImportError):
         import readline  # noqa: F401  # with it, input() edits lines and remembers them
-    terminal.legend()
+    if pair.draft is not None:
+        terminal.legend()
     typer.echo(CHAT_COMMANDS)
     messages, answers = list[Message](), 0
     while (line := read_line()) not in (None, "/exit"):

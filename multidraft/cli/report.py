@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import terminal
-from multidraft.cli.models import SMOLLM2, small_draft
+from multidraft.cli.models import NONE, SMOLLM2, small_draft
 from multidraft.io.journal import Journal, Record
 from multidraft.sampling.params import SETTINGS
 
@@ -96,9 +96,11 @@ class Report:
             return terminal.print_json(self.as_dict())
         if not self.complete:
             return
-        columns, rows = ["", "multi-draft"], [row[:2] for row in self.summary_rows()]
+        has_draft = self.settings.get("draft") != NONE
+        columns, rows = ["", "multi-draft" if has_draft else "plain"], [row[:2] for row in self.summary_rows()]
         if self.plain.tokens:
             terminal.print_table(["", "tokens per second", "times plain decoding"], self.speed_rows(), numbers=True)
+        if self.plain.tokens and has_draft:
             columns, rows = [*columns, "plain"], self.summary_rows()
         terminal.print_table(columns, rows, numbers=True)
         if line := hint(self.info, self.plain, str(self.settings["tree"])):
@@ -130,7 +132,10 @@ class Report:
     def speed_rows(self) -> list[list[str]]:
         """A row per decoder: its tokens per second, and its speedup over plain decoding with the interval."""
         plain, rows = self.runs["plain"], []
-        for name, label in {"drafted": "multi-draft", "plain": "plain decoding", **BASELINES}.items():
+        labels = {"drafted": "multi-draft", "plain": "plain decoding", **BASELINES}
+        if self.settings.get("draft") == NONE:  # the first is plain decoding, too
+            del labels["drafted"]
+        for name, label in labels.items():
             runs = self.runs[name]
             interval = runs.interval(plain) if name != "plain" else None
             interval_text = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""

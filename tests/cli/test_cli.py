@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import multidraft as md
 from multidraft.autotune import plans
 from multidraft.autotune.plans import Profile
+from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
 from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
@@ -157,6 +158,32 @@ def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
     words += ["multi-draft", "plain decoding", "assisted generation", "prompt look-up"]
     assert [word for word in words if word not in shown] == []
     assert run(*call, "--batch", 3).stdout.count("── p") == 3
+
+
+@pytest.mark.parametrize(("tree", "drafts"), [("2x1", True), ("", False)])
+def test_tokens_of_steps_without_drafts_have_no_colour(pair, monkeypatch, tree, drafts):
+    shown = list[tuple[str, str]]()
+    monkeypatch.setattr(terminal, "show", lambda piece, kind=None: shown.append((piece, kind)))
+    result = run(*ours(pair), *(["--tree", tree] if drafts else ["--draft", "none"]), "--prompt", "the")
+    kinds = {kind for piece, kind in shown if kind is not None and not piece.startswith("■")}
+    assert kinds == ({"accepted", "corrected", "bonus"} if drafts else {terminal.UNDRAFTED})
+    assert terminal.UNDRAFTED not in terminal.COLOURS
+    legends = [piece for piece, _ in shown if piece.startswith("■")]
+    assert bool(legends) == drafts == ("multi-draft" in result.stdout)
+
+
+@pytest.mark.usefixtures("new_machine")
+def test_the_note_that_steps_are_timed_stands_before_the_text(pair, monkeypatch):
+    written = list[str]()
+    monkeypatch.setattr(terminal, "note", written.append)
+    monkeypatch.setattr(terminal, "show", lambda piece, kind=None: written.append(piece))
+    monkeypatch.setattr(terminal.logging.getLogger("multidraft"), "handlers", [terminal.Notes()])
+    plans.say_once.cache_clear()
+    target = pair / "target"  # whose own drafts are right, so that the warm-up has few steps
+    run("generate", "--target", target, "--draft", target, "--prompt", "the", "--max-new-tokens", 60)
+    (note,) = (index for index, text in enumerate(written) if text.startswith("timing the steps"))
+    (heading,) = (index for index, text in enumerate(written) if text.startswith("── prompt"))
+    assert note < heading
 
 
 def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
