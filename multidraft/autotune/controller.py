@@ -1,14 +1,13 @@
 """`tree="auto"`: trees that grow while drafts pay, by measured seconds of steps and by acceptance so far."""
 
 import math
-import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, kind_of
+from multidraft.autotune.limits import Limits
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
     MIN_STEPS,
@@ -22,7 +21,6 @@ from multidraft.autotune.plans import (
 )
 from multidraft.decoding.policy import Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
-from multidraft.errors import AdviceError
 from multidraft.models.reader import Cost
 from multidraft.verification.scheme import Scheme
 
@@ -50,23 +48,6 @@ CHAINS = [
     NO_DRAFTS,
     *(Tree.levels([1] * length) for length in range(1, 9)),
 ]  # the first guess of the speed is that of the fastest
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How large trees may grow; memory is allocated for that."""
-
-    nodes: int = 32
-    depth: int = 16
-
-    @classmethod
-    def parse(cls, text: str) -> "Limits":
-        """Parse the limits after `auto`, as in `auto,nodes=24,depth=6`."""
-        match = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
-        settings = [setting.split("=") for setting in match[1].split(",")[1:]] if match else []
-        if not match or len(dict(settings)) < len(settings):
-            raise AdviceError(f"tree {text!r} does not parse; write auto, or auto,nodes=24,depth=6")
-        return cls(**{name: int(value) for name, value in settings})
 
 
 class Auto(Growing):

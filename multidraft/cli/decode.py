@@ -14,6 +14,7 @@ import typer
 from multidraft.cli import terminal
 from multidraft.cli.executors import Executor, run
 from multidraft.cli.models import Loader, Models, load, parse
+from multidraft.cli.options import check_drafting
 from multidraft.cli.prompts import Prompt, check_template, digest, encode
 from multidraft.io import files
 from multidraft.io.journal import Journal, Record
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from multidraft.decoding.trace import TraceFile
 
 SEED_STRIDE = 1_000_003
-MAX_PLAN_BYTES = 2**24
 MIN_SHARD_PROMPTS = 16  # rounded up to whole batches; a stop loses at most one shard per worker
 MEASURED_PROMPTS = 32  # to measure a pair with
 ADOPTED_PLAN = {"plan": None, "tune_budget": 0.0}  # settings of a process that has adopted a plan
@@ -75,8 +75,7 @@ class Job:
 
         settings = self.settings
         check_all(settings, called=lambda name: f"--{name.replace('_', '-')}")
-        if settings["plan"] is not None:
-            files.content(Path(settings["plan"]), "the plan", MAX_PLAN_BYTES)
+        check_drafting(settings["scheme"], settings["tree"], settings["plan"])
         _ = self.limits  # computing them checks the scheme and the tree
 
     @cached_property

@@ -10,7 +10,7 @@ from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
 from multidraft.cli.executors import executor_of
 from multidraft.cli.models import Loader, Models, default_pair
-from multidraft.cli.prompts import Prompt, converse, read_prompts
+from multidraft.cli.prompts import Prompt, converse, note_short_context, read_prompts
 from multidraft.cli.report import Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -114,12 +114,14 @@ def generate(
         settings["tune_budget"] = 0.0  # timed trees would depend on the clock
     batch = max(run.batch, PROMPTS_PER_ROW * (run.max_num_seqs or 0))
     job = Job(target, draft, loader, prompts, source.chat, batch, run.seed or 0, settings)
+    in_shards = (run.workers or 1) > 1 or run.ray is not None
+    if not in_shards:
+        output.check(source, source.prompts, models.target, models.draft, drafting.plan)
     job.check()
-    if (run.workers or 1) > 1 or run.ray is not None:
+    if in_shards:
         folder = output.shards_folder(source.is_conversation)
         with files.hold(folder, output.wait):
             return decode_in_shards(job, folder, executor_of(run.workers, run.ray), output.as_json)
-    output.check(source, source.prompts, models.target, models.draft, drafting.plan)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
         decode_here(job, source.is_conversation, output, None in (models.target, models.draft))
 
@@ -142,6 +144,7 @@ def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair
     if output.trace is not None:
         facts = {"run": job.reported_settings, "versions": machine.versions(), "hardware": machine.hardware()}
         job = replace(job, trace=TraceFile(output.trace, pair.tokenizer, facts))
+    note_short_context(prompts, pair, job.settings["max_new_tokens"])
     if is_conversation:
         return converse(pair, lambda prompt: answer(pair, job, prompt))
     decode_all(pair, job, prompts[done:], report, output)
@@ -152,6 +155,7 @@ def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair
 
 def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     """Print an answer in a conversation as it comes; return its text and a summary."""
+    note_short_context([prompt], pair, job.settings["max_new_tokens"])
     texts = Texts(pair.tokenizer, [prompt], show=True, headings=False)
     try:
         info = decode(pair, job, texts)[1]

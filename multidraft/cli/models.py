@@ -145,12 +145,12 @@ def member(name: str, text: str) -> Member:
 
 def check_weights(mixture: list[Member]) -> list[Member]:
     """Return the mixture; raise unless all weights are given and sum to 1, or none is given."""
-    from multidraft.models.ensemble import check_weights
-
     weights, names = [weight for _, weight in mixture if weight is not None], [name for name, _ in mixture]
     if COPY in names and (weights or names[0] != COPY or len(names) != 2 or names[1] == COPY):
         raise AdviceError("copy goes first, without weights, before one other drafter; write copy+NAME")
     if weights:
+        from multidraft.models.ensemble import check_weights
+
         check_weights(weights, len(mixture))
     return mixture
 

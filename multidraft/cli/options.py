@@ -7,15 +7,20 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 from typer.core import TyperCommand
 
+from multidraft.autotune.limits import Limits
 from multidraft.cli.executors import RAY_HELP, WORKERS_HELP
 from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, TARGET_HELP, TRUST_HELP
+from multidraft.decoding.shapes import TreeShape
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
+from multidraft.io import files
+from multidraft.verification.names import check_name
 
 MODELS, PROMPTS, SAMPLING, DRAFTING, RUN, OUTPUT = "Models", "Prompts", "Sampling", "Drafting", "Run", "Output"
 FILE_HELP = 'File with one {"id", "task", "prompt"} a line.'
@@ -30,6 +35,7 @@ SEED_HELP = (
     "Default: 0, with timing."
 )
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_PLAN_BYTES = 2**24
 MAX_NUMBER = 2**32  # more than any option needs; all libraries below accept it
 OLD_NAME = re.compile("^--new-tokens(?=$|=)"), "--max-new-tokens"  # an option by its old name
 
@@ -70,6 +76,14 @@ class DraftingOptions:
     plan: Annotated[str | None, option("A file that `multidraft tune --out` wrote, for --tree auto.", DRAFTING)] = None
     tune_budget: Annotated[float, option(SECONDS_HELP, DRAFTING, "--tune-budget", min=0)] = TUNE_BUDGET_SECONDS
     walk: Walk = "deferred"
+
+
+def check_drafting(scheme: str, tree: str, plan: str | None) -> None:
+    """Raise on a scheme, a tree or a plan's path that is wrong, as far as that can be told without torch."""
+    check_name(scheme)
+    Limits.parse(tree) if tree.strip().lower().startswith("auto") else TreeShape.parse(tree)
+    if plan is not None:
+        files.content(Path(plan), "the plan", MAX_PLAN_BYTES)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

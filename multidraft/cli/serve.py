@@ -92,6 +92,7 @@ def serve(
     """Serve the OpenAI API: completions and chats, streamed or whole, with the target's distribution."""
     for module, package in SERVE_MODULES.items():
         optional(module, package, "serve")
+    o.check_drafting(drafting.scheme, drafting.tree, drafting.plan)
     names, template = tuple(server.name or ()), template_of(chat_template)
     shared = asdict(models) | asdict(drafting) | {"limits": Limits(**asdict(limits)), "threads": engines.threads}
     serving = Serving(**shared, names=names, api_key=server.api_key, template=template)
