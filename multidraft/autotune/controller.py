@@ -14,7 +14,6 @@ from multidraft.autotune.plans import (
     MeasuredPair,
     Profile,
     how_often,
-    place,
     profile_for,
     save,
     say_once,
@@ -43,7 +42,7 @@ TIMING_NOTE = (
 NO_DRAFTS_ADVICE = "no drafts are best here: pass None in place of the draft model (--draft none)"
 NO_WORK = Work(0, 0, 0)  # a step without drafts
 LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 7), Tree.parse("1x6")  # timed first; the second needs two draft passes
-MIN_STEPS_TO_ADVISE = 32  # after fewer steps there is no advice to do without drafts
+MIN_STEPS_TO_ADVISE = 200  # after fewer steps there is no advice to do without drafts
 CHAINS = [
     NO_DRAFTS,
     *(Tree.levels([1] * length) for length in range(1, 9)),
@@ -116,7 +115,7 @@ class Auto(Growing):
     def say_timing(self, rows: int) -> None:
         """Say once that steps with so many rows are timed, if the budget is not spent."""
         if self.profile.spent_near(rows) < self.budget < math.inf:
-            say_once(TIMING_NOTE, self.budget, how_often(place(self.profile.identity)))
+            say_once(TIMING_NOTE, self.budget, how_often(self.profile))
 
     def begin(self, rows: int) -> None:
         """Time the first steps of a new pair; set prices again every few steps, and when the number of rows changes."""

@@ -305,7 +305,7 @@ def test_where_drafts_do_not_pay_it_says_so_once(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, "multidraft"):
         for draft in (RIGHT, WRONG, WRONG):  # the first is good
             policy = auto()
-            list(records(policy, RIGHT, draft, 70))
+            list(records(policy, RIGHT, draft, 210))
             policy.finish()
     assert caplog.text.count("no drafts are best here") == 1
     assert "--draft none" in caplog.text

@@ -25,6 +25,7 @@ from multidraft.autotune.plans import Profile
 from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
+from multidraft.cli.prompts import Prompt
 from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
 from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
@@ -306,15 +307,30 @@ def test_the_interval_is_that_of_prompts():
 
 def test_a_hint_where_drafting_does_not_pay():
     """Not where nothing was measured beside it, or where it is as fast."""
-    plain = Info(tokens=30, row_passes=30, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 15.0})
-    counts = dict(row_passes=10, drafts=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
-    slow, fast = (
-        Info(tokens=10, target_passes=10, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
-        for seconds in (20.0, 5.0)
+    plain = Info(tokens=600, row_passes=600, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 300.0})
+    counts = dict(draft_steps=200, nodes=8800, lengths=[200, 0], ranks=[0], corrected=200)
+    slow, fast, short = (
+        Info(tokens=200, row_passes=steps, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
+        for steps, seconds in ((200, 400.0), (200, 100.0), (199, 400.0))
     )
-    said = hint(slow, plain, "44") or ""
-    assert "no drafts are best here: --draft none (tree 44 runs at 0.25 times plain decoding, 0% of first" in said
-    assert hint(slow, Info(), "44") is hint(fast, plain, "44") is None
+    advice = hint(slow, plain, "44", 5) or ""
+    assert "no drafts are best here: --draft none (tree 44 runs at 0.25 times plain decoding, 0% of first" in advice
+    assert hint(slow, Info(), "44", 5) is hint(fast, plain, "44", 5) is None
+    for info, prompts in ((slow, 4), (short, 5)):
+        assert "too little to tell" in (hint(info, plain, "44", prompts) or "")
+
+
+@pytest.mark.parametrize("busy", [[True, False], [False, True], [False, False]])
+def test_a_comparison_on_a_busy_machine_says_that_it_means_nothing(monkeypatch, capsys, busy):
+    answers = iter([*busy, *busy[1:] * 9])
+    monkeypatch.setattr("multidraft.cli.report.is_busy", lambda: next(answers))
+    report = Report({"tree": "1"}, None)
+    report.info = report.plain = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 1.0))
+    report.add_record(Prompt(0, "", "", ""), "", {})
+    report.print(as_json=False)
+    notes = capsys.readouterr().err
+    assert ("the machine is busy" in notes) == any(busy)
+    assert ("too little to tell" in notes) != any(busy)
 
 
 def test_trees_are_told_by_their_shares_and_long_names_by_their_size():
