@@ -9,7 +9,7 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
 from multidraft.cli.executors import executor_of
-from multidraft.cli.models import Loader, Models, default_pair
+from multidraft.cli.models import Loader, Models, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_short_context, read_prompts
 from multidraft.cli.report import Report, baselines, run_baseline
 from multidraft.errors import AdviceError
@@ -123,11 +123,11 @@ def generate(
         with files.hold(folder, output.wait):
             return decode_in_shards(job, folder, executor_of(run.workers, run.ray), output.as_json)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
-        decode_here(job, source.is_conversation, output, None in (models.target, models.draft))
+        decode_here(job, source.is_conversation, output, pair_note(target, draft, (models.target, models.draft)))
 
 
-def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair: bool) -> None:
-    """Decode in this process, and report; print the models' names if none were given."""
+def decode_here(job: Job, is_conversation: bool, output: Output, models_note: str | None) -> None:
+    """Decode in this process, and report; a note says which models were taken if they were not named."""
     from multidraft.decoding.trace import TraceFile
 
     journal = job.journal(output.jsonl, job.prompts, compare=output.compare) if output.jsonl else None
@@ -139,8 +139,8 @@ def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair
             f"--trace {str(output.trace)!r} has the trace of earlier prompts, and would be lost; give another file"
         )
     pair, prompts, report = job.models, job.encoded(job.prompts), Report(job.reported_settings, journal)
-    if is_default_pair and not output.as_json:
-        terminal.note(f"target {job.target}, draft {job.draft} (--target and --draft name others)")
+    if models_note is not None and not output.as_json:
+        terminal.note(models_note)
     if output.trace is not None:
         facts = {"run": job.reported_settings, "versions": machine.versions(), "hardware": machine.hardware()}
         job = replace(job, trace=TraceFile(output.trace, pair.tokenizer, facts))

@@ -85,6 +85,17 @@ def test_greedy_text_is_that_of_plain_decoding_whatever_drafts(prompts, draft, s
     assert draft != "none" or report["block_efficiency"] == 1
 
 
+def test_a_target_without_a_draft_model_looks_drafts_up(pair, prompts):
+    """Exact as with any drafter, and one line says so."""
+    call = ["generate", "--target", pair / "target", "--prompts", prompts, "--temperature", 0, "--max-new-tokens", 24]
+    report, plain = printed(*call, "--tree", "1x1x1"), printed(*call, "--draft", "none")
+    assert report["settings"]["draft"] == "lookup"
+    assert report["block_efficiency"] > 1
+    assert [record["text"] for record in report["records"]] == [record["text"] for record in plain["records"]]
+    (line,) = (line for line in run(*call).stderr.splitlines() if "no draft model" in line)
+    assert "looked up in the text, at no cost" in line
+
+
 def test_drafters_of_another_target(pair, prompts):
     settings = ("--scheme", "distinct:naive", "--tree", "4x2x2x1", "--max-new-tokens", 12, "--batch", 3)
     named = ["--target", pair / "target", "--draft", f"{pair / 'draft'},ngram"]
@@ -208,7 +219,6 @@ def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
         ([*hi, *folder_of, "embedded"], "leave out --target"),
         ([*hi, "--draft", "ngram,lookup"], "use distinct:recursive_rejection"),
         ([*hi, "--draft", "ngram", "--scheme", "distinct:naive"], "pass a list"),
-        ([*hi, "--target", pair / "target"], "--draft"),
         ([*hi, *folder_of, pair / "stranger"], "choose a draft"),
         ([*named, *hi, "--top-p", 2], "--top-p"),
         ([*named, "--prompts", folder / "long.jsonl"], "'p1'"),

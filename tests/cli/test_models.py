@@ -37,12 +37,12 @@ def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installe
     assert names.default_pair(None, "ngram") == (pair, "ngram")
     assert names.default_pair(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
     assert names.default_pair("some/model", "none") == ("some/model", "none")
+    assert names.default_pair("some/model", None) == ("some/model", "lookup")
 
 
 @pytest.mark.parametrize(
     ("target", "draft", "advice"),
     [
-        ("some/model", None, "or none, or leave out --target"),
         ("some/model", "smollm2", "is for the target smollm2"),
         (None, "some/model", "--draft comes without --target"),
         ("embedded", "none+ngram", "does not parse"),
