@@ -4,9 +4,13 @@ Type hints are not checked at run time, so the checks also cover values of a wro
 """
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires
 from numbers import Integral, Real
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[1]  # the folder of the project, if this is no installed copy
 
 
 class AdviceError(ValueError):
@@ -24,15 +28,42 @@ class MissingExtra(AdviceError, ImportError):
 def optional(module: str, package: str, extra: str) -> ModuleType:
     """Import an optional module; if it is missing, raise with the pip command that installs it.
 
-    >>> optional("no.such", "Nothing", "transport")
+    >>> optional("no.such", "Nothing", "transport")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    multidraft.errors.MissingExtra: this needs Nothing: pip install "multidraft[transport]"
+    multidraft.errors.MissingExtra: this needs Nothing; run ...pip install ...
     """
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtra(f'this needs {package}: pip install "multidraft[{extra}]"') from error
+        raise MissingExtra(f"this needs {package}; run {install_command(extra)}") from error
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra: from the checkout, or else the requirements that the metadata lists.
+
+    No package index has this project, so `pip install multidraft[...]` would install something else.
+    """
+    if (CHECKOUT / "pyproject.toml").is_file() and (CHECKOUT / "constraints.txt").is_file():
+        return f"in {CHECKOUT}: pip install -c constraints.txt -e '.[{extra}]'"
+    requirements = " ".join(f'"{requirement}"' for requirement in requirements_of(extra))
+    return f"pip install {requirements or f'with what pyproject.toml lists for {extra}'}"
+
+
+def requirements_of(extra: str) -> list[str]:
+    """The requirements of an extra on this machine, from the metadata of the installed distribution."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = requires("multidraft") or []
+    except PackageNotFoundError:
+        return []
+    requirements = []
+    for requirement in map(Requirement, lines):
+        marker, requirement.marker = requirement.marker, None
+        if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            requirements.append(str(requirement))
+    return requirements
 
 
 def is_integer(value: object) -> bool:

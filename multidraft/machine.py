@@ -22,6 +22,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 CGROUP_ROOT, CGROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 GROUP_FILES_V2 = "memory.max", "memory.current", "inactive_file "  # control groups version 2; below version 1
 GROUP_FILES_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
+BUSY_LOAD = 1.1  # load average per processor; a process of ours alone makes up to 1
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 EXIT_INTERRUPTED = 130  # the exit code of an interrupted command, as a shell gives it
 EXIT_BROKEN = 70  # the exit code of a fault of the program (EX_SOFTWARE); a supervisor restarts it
@@ -52,6 +53,13 @@ def versions(*packages: str) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             version_of[package] = version(package)
     return version_of
+
+
+def is_busy() -> bool:
+    """Whether more runs on this machine than its processors can do at once, so that measured seconds mean nothing."""
+    import psutil
+
+    return psutil.getloadavg()[0] > BUSY_LOAD * (psutil.cpu_count() or 1)
 
 
 def commit() -> str:

@@ -64,6 +64,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 
+    plans.is_busy = lambda: False  # else nothing is kept
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     if os.environ.get("MULTIDRAFT_TEST_PLANS") == "fresh":

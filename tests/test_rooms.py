@@ -43,3 +43,11 @@ def test_no_exported_name_hides_a_file():
     hidden = {init: set(exported(init)) & entries(init.parent) for init in PACKAGE.rglob("__init__.py")}
     hidden[PACKAGE / "__init__.py"] |= set(md.__all__) & entries(PACKAGE)
     assert {str(init.relative_to(PACKAGE)): names for init, names in hidden.items() if names} == {}
+
+
+def test_the_package_names_its_licenses_and_versions_of_python():
+    project, root = PROJECT["project"], PACKAGE.parent
+    licenses = {path for pattern in project["license-files"] for path in root.glob(pattern)}
+    assert licenses == {root / "LICENSE", *PACKAGE.rglob("NOTICE.md")}
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in project["classifiers"]

@@ -1,28 +1,25 @@
 """`tree="auto"`: trees that grow while drafts pay, by measured seconds of steps and by acceptance so far."""
 
 import math
-import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft.autotune.estimates import DEFAULT, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
+from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, kind_of
+from multidraft.autotune.limits import Limits
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
     MIN_STEPS,
     MeasuredPair,
     Profile,
     how_often,
-    place,
     profile_for,
     save,
     say_once,
 )
 from multidraft.decoding.policy import Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
-from multidraft.errors import AdviceError
 from multidraft.models.reader import Cost
 from multidraft.verification.scheme import Scheme
 
@@ -45,35 +42,19 @@ TIMING_NOTE = (
 NO_DRAFTS_ADVICE = "no drafts are best here: pass None in place of the draft model (--draft none)"
 NO_WORK = Work(0, 0, 0)  # a step without drafts
 LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 7), Tree.parse("1x6")  # timed first; the second needs two draft passes
-MIN_STEPS_TO_ADVISE = 32  # after fewer steps there is no advice to do without drafts
+MIN_STEPS_TO_ADVISE = 200  # after fewer steps there is no advice to do without drafts
 CHAINS = [
     NO_DRAFTS,
     *(Tree.levels([1] * length) for length in range(1, 9)),
 ]  # the first guess of the speed is that of the fastest
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How large trees may grow; memory is allocated for that."""
-
-    nodes: int = 32
-    depth: int = 16
-
-    @classmethod
-    def parse(cls, text: str) -> "Limits":
-        """Parse the limits after `auto`, as in `auto,nodes=24,depth=6`."""
-        match = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
-        settings = [setting.split("=") for setting in match[1].split(",")[1:]] if match else []
-        if not match or len(dict(settings)) < len(settings):
-            raise AdviceError(f"tree {text!r} does not parse; write auto, or auto,nodes=24,depth=6")
-        return cls(**{name: int(value) for name, value in settings})
-
-
 class Auto(Growing):
     """Trees that grow while drafts pay; a draft model whose drafts do not pay is not asked.
 
     The policy uses a profile, corrected by a moving average of this run's verdicts. `budget` is the seconds of steps
-    that may be timed. With a budget of 0 it reads no clock, so that a seed repeats a run.
+    that may be timed. With a budget of 0 it reads no clock, so that a seed repeats a run; a pair without a plan then
+    has the prior's costs.
     """
 
     def __init__(
@@ -105,6 +86,11 @@ class Auto(Growing):
         """Whether the draft model is not asked at present, so that it need not catch up."""
         return self.kind == "pass" and bool(self.rows) and not (self.model_pays or self.is_probing)
 
+    @property
+    def has_costs(self) -> bool:
+        """Whether steps have been timed, or none may be, so that the prior's costs hold."""
+        return bool(self.profile.known) or not self.budget
+
     def forecast(self) -> StepForecast | None:
         """The tokens and seconds to be expected of the trees that were drawn."""
         if not self.trees or self.costs is None or self.timed_tree is not None:
@@ -117,16 +103,25 @@ class Auto(Growing):
         self.prompt_reads_per_token = prompt_tokens / max(new_tokens, 1)
 
     def expect(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
-        """Set prices before a run, so that a draft model that will not be used need not read the prompts."""
+        """Set prices before a run, so that a draft model that will not be used need not read the prompts.
+
+        Say that steps will be timed, if so: not in the middle of a text that is printed as it comes.
+        """
         self.count_prompt_reads(prompt_tokens, new_tokens)
-        if self.profile.known:
+        self.say_timing(rows)
+        if self.has_costs:
             self.choose(rows)
+
+    def say_timing(self, rows: int) -> None:
+        """Say once that steps with so many rows are timed, if the budget is not spent."""
+        if self.profile.spent_near(rows) < self.budget < math.inf:
+            say_once(TIMING_NOTE, self.budget, how_often(self.profile))
 
     def begin(self, rows: int) -> None:
         """Time the first steps of a new pair; set prices again every few steps, and when the number of rows changes."""
         super().begin(rows)
         plain_steps = self.profile.measured(rows, False)
-        if self.profile.known:
+        if self.has_costs:
             if rows != self.rows or self.steps % STEPS_PER_PRICING == 0:
                 self.choose(rows)
             self.probe()
@@ -142,7 +137,7 @@ class Auto(Growing):
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
         rates = self.recent.rates(self.prior, DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT)
-        self.costs = costs = self.profile.costs(rows)
+        self.costs = costs = self.profile.costs(rows) if self.profile.known else DEFAULT_COSTS.scaled(rows)
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "pass" else CHAINS[:1]
             forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
@@ -187,9 +182,9 @@ class Auto(Growing):
         self.steps_to_probe += self.is_probing and record.is_catching_up  # steps that catch up do not count
         self.prompt_reads_per_token *= not work.reads
         self.steps_without_drafts += not work.nodes
-        if self.budget or not self.profile.known:
-            if self.profile.known and self.profile.spent_near(self.rows) < self.budget < math.inf:
-                say_once(TIMING_NOTE, self.budget, how_often(place(self.profile.identity)))
+        if self.budget:
+            if self.profile.known:
+                self.say_timing(self.rows)
             self.unsaved_seconds += note(self.profile, self.temperature, record, self.kind, self.budget)
             if self.unsaved_seconds > SAVE_SECONDS:
                 self.finish(advise=False)
@@ -203,7 +198,8 @@ class Auto(Growing):
         if self.unsaved_seconds:
             save(self.profile)
         self.unsaved_seconds = 0.0
-        if advise and self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2 and self.costs:
+        mostly_plain = self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2
+        if advise and mostly_plain and self.costs and self.profile.known:
             plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
             if self.tokens <= (1 + MARGIN) * plain_tokens:
                 say_once(NO_DRAFTS_ADVICE)

@@ -226,6 +226,9 @@ class Costs:
         return Costs(*step_costs, factor * self.node, self.level, factor * self.read)
 
 
+DEFAULT_COSTS = Costs(1.0, 1.1, 0.03, 0.15, 0.01)  # prior, in passes of the target
+
+
 def fit_costs(samples: Mapping[str, Sequence[Timed]]) -> Costs:
     """The costs that fit the seconds of timed steps best; `samples` groups steps with equal work.
 

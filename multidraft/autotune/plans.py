@@ -23,7 +23,7 @@ from multidraft.errors import AdviceError, shown
 from multidraft.io import files
 from multidraft.io.fields import Field, Items, Number, Object, Table, read
 from multidraft.io.journal import parse
-from multidraft.machine import cpu, versions
+from multidraft.machine import cpu, is_busy, versions
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model
 from multidraft.models.reader import digest
@@ -77,6 +77,7 @@ class Profile:
     acceptance: dict[float, AcceptanceTracker] = field(default_factory=dict)
     spent: dict[int, float] = field(default_factory=dict)  # seconds of timed steps, by rows
     costs_at: dict[int, Costs] = field(default_factory=dict, repr=False, compare=False)  # a cache of fits
+    was_busy: bool = field(default=False, repr=False, compare=False)  # the machine, while steps may have been timed
 
     def add(self, rows: int, step: Timed) -> None:
         """Add a timed step."""
@@ -219,6 +220,7 @@ def profile_for(pair: MeasuredPair, file: Path | None = None) -> Profile:
     file = place(identity)
     if file not in LOADED:
         LOADED[file] = load_kept(file, identity) or fresh(identity)
+        LOADED[file].was_busy = is_busy()
     return LOADED[file]
 
 
@@ -276,9 +278,14 @@ def load_kept(file: Path, identity: dict[str, Any]) -> Profile | None:
     return profile if profile.identity == identity else None
 
 
+def how_often(profile: Profile) -> str:
+    """In words: how often steps are timed for a profile, which depends on whether it can be kept."""
+    return "and kept nowhere, as the machine is busy" if profile.was_busy else where_kept(place(profile.identity))
+
+
 @lru_cache(maxsize=32)
-def how_often(file: Path) -> str:
-    """In words: how often steps are timed for a profile, which depends on whether its file can be written."""
+def where_kept(file: Path) -> str:
+    """In words: how often steps are timed if they are kept in this file, which depends on whether it can be written."""
     try:
         files.make_folder(file.parent, "the cache")
     except AdviceError:
@@ -287,7 +294,10 @@ def how_often(file: Path) -> str:
 
 
 def save(profile: Profile) -> bool:
-    """Write a profile to the cache for the next run; False if that fails, with one warning."""
+    """Write a profile to the cache for the next run; False if the machine was busy, or, with a warning, on failure."""
+    profile.was_busy |= is_busy()
+    if profile.was_busy:
+        return False
     file = place(profile.identity)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

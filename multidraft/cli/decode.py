@@ -14,6 +14,7 @@ import typer
 from multidraft.cli import terminal
 from multidraft.cli.executors import Executor, run
 from multidraft.cli.models import Loader, Models, load, parse
+from multidraft.cli.options import check_drafting
 from multidraft.cli.prompts import Prompt, check_template, digest, encode
 from multidraft.io import files
 from multidraft.io.journal import Journal, Record
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from multidraft.decoding.trace import TraceFile
 
 SEED_STRIDE = 1_000_003
-MAX_PLAN_BYTES = 2**24
 MIN_SHARD_PROMPTS = 16  # rounded up to whole batches; a stop loses at most one shard per worker
 MEASURED_PROMPTS = 32  # to measure a pair with
 ADOPTED_PLAN = {"plan": None, "tune_budget": 0.0}  # settings of a process that has adopted a plan
@@ -75,8 +75,7 @@ class Job:
 
         settings = self.settings
         check_all(settings, called=lambda name: f"--{name.replace('_', '-')}")
-        if settings["plan"] is not None:
-            files.content(Path(settings["plan"]), "the plan", MAX_PLAN_BYTES)
+        check_drafting(settings["scheme"], settings["tree"], settings["plan"])
         _ = self.limits  # computing them checks the scheme and the tree
 
     @cached_property
@@ -129,7 +128,8 @@ class Texts:
         return ["".join(piece for piece, _ in pieces) for pieces in self.pieces]
 
     def __call__(self, row: int, emitted: "Emitted") -> None:
-        for token, kind in zip(emitted.tokens, emitted.kinds, strict=True):
+        kinds = [terminal.UNDRAFTED] if emitted.kinds == ["bonus"] else emitted.kinds  # a bonus follows a draft
+        for token, kind in zip(emitted.tokens, kinds, strict=True):
             self.add(row, self.detokenizers[row].add(token), kind)
 
     def add(self, row: int, piece: str, kind: str) -> None:
@@ -142,7 +142,7 @@ class Texts:
     def close(self) -> list[str]:
         """Add what was held back, print what is not printed yet, and return all texts."""
         for row, reader in enumerate(self.detokenizers):
-            self.add(row, reader.close(), "corrected")
+            self.add(row, reader.close(), self.pieces[row][-1][1] if self.pieces[row] else terminal.UNDRAFTED)
         for prompt, pieces in zip(self.prompts, self.pieces, strict=True) if self.headings else ():
             if not self.streams:
                 terminal.heading(prompt.id, prompt.text)
@@ -194,8 +194,9 @@ def make_plan(job: Job, _: int) -> Record:
 
     subject = job.subject(job.models, job.encoded(job.prompts[:MEASURED_PROMPTS]))
     profile = profile_for(subject, plan_file(job.settings["plan"], job.limits))
-    if not profile.known:
-        measure(subject, profile, job.settings["tune_budget"], [job.settings["temperature"]], [job.batch])
+    budget = job.settings["tune_budget"]
+    if budget and not profile.known:
+        measure(subject, profile, budget, [job.settings["temperature"]], [job.batch])
     return {"plan": profile.as_json()}
 
 

@@ -9,8 +9,8 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
 from multidraft.cli.executors import executor_of
-from multidraft.cli.models import Loader, Models, default_pair
-from multidraft.cli.prompts import Prompt, converse, read_prompts
+from multidraft.cli.models import Loader, Models, default_pair, pair_note
+from multidraft.cli.prompts import Prompt, converse, note_short_context, read_prompts
 from multidraft.cli.report import Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -57,7 +57,7 @@ class Run:
 
     batch: Annotated[int, o.option("Prompts decoded side by side, up to the end of the longest.", o.RUN, min=1)] = 1
     max_num_seqs: Annotated[int | None, o.option(MAX_NUM_SEQS_HELP, o.RUN, "--max-num-seqs", min=1)] = None
-    seed: o.Seed = 0
+    seed: o.Seed = None
     compiles: Annotated[bool, o.option("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
     workers: o.Workers = None
     ray: o.Ray = None
@@ -110,20 +110,24 @@ def generate(
     loader.check()
     target, draft = default_pair(models.target, models.draft, loader.gives_hidden_states and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles, "max_num_seqs": run.max_num_seqs}
+    if run.seed is not None:
+        settings["tune_budget"] = 0.0  # timed trees would depend on the clock
     batch = max(run.batch, PROMPTS_PER_ROW * (run.max_num_seqs or 0))
-    job = Job(target, draft, loader, prompts, source.chat, batch, run.seed, settings)
+    job = Job(target, draft, loader, prompts, source.chat, batch, run.seed or 0, settings)
+    in_shards = (run.workers or 1) > 1 or run.ray is not None
+    if not in_shards:
+        output.check(source, source.prompts, models.target, models.draft, drafting.plan)
     job.check()
-    if (run.workers or 1) > 1 or run.ray is not None:
+    if in_shards:
         folder = output.shards_folder(source.is_conversation)
         with files.hold(folder, output.wait):
             return decode_in_shards(job, folder, executor_of(run.workers, run.ray), output.as_json)
-    output.check(source, source.prompts, models.target, models.draft, drafting.plan)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
-        decode_here(job, source.is_conversation, output, None in (models.target, models.draft))
+        decode_here(job, source.is_conversation, output, pair_note(target, draft, (models.target, models.draft)))
 
 
-def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair: bool) -> None:
-    """Decode in this process, and report; print the models' names if none were given."""
+def decode_here(job: Job, is_conversation: bool, output: Output, models_note: str | None) -> None:
+    """Decode in this process, and report; a note says which models were taken if they were not named."""
     from multidraft.decoding.trace import TraceFile
 
     journal = job.journal(output.jsonl, job.prompts, compare=output.compare) if output.jsonl else None
@@ -135,11 +139,12 @@ def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair
             f"--trace {str(output.trace)!r} has the trace of earlier prompts, and would be lost; give another file"
         )
     pair, prompts, report = job.models, job.encoded(job.prompts), Report(job.reported_settings, journal)
-    if is_default_pair and not output.as_json:
-        terminal.note(f"target {job.target}, draft {job.draft} (--target and --draft name others)")
+    if models_note is not None and not output.as_json:
+        terminal.note(models_note)
     if output.trace is not None:
         facts = {"run": job.reported_settings, "versions": machine.versions(), "hardware": machine.hardware()}
         job = replace(job, trace=TraceFile(output.trace, pair.tokenizer, facts))
+    note_short_context(prompts, pair, job.settings["max_new_tokens"])
     if is_conversation:
         return converse(pair, lambda prompt: answer(pair, job, prompt))
     decode_all(pair, job, prompts[done:], report, output)
@@ -150,6 +155,7 @@ def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair
 
 def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     """Print an answer in a conversation as it comes; return its text and a summary."""
+    note_short_context([prompt], pair, job.settings["max_new_tokens"])
     texts = Texts(pair.tokenizer, [prompt], show=True, headings=False)
     try:
         info = decode(pair, job, texts)[1]
@@ -164,7 +170,7 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
     from tqdm import tqdm
 
     show_texts, texts = not output.as_json, Texts(pair.tokenizer, [])
-    if show_texts:
+    if show_texts and pair.draft is not None:
         terminal.legend()
     try:
         with tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=show_texts) as bar:

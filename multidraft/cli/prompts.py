@@ -104,6 +104,20 @@ def check_length(prompt: Prompt, pair: "Models | Pair") -> None:
         )
 
 
+def note_short_context(prompts: list[Prompt], pair: "Models", max_new_tokens: int) -> None:
+    """Say on stderr that some prompts leave less room in the models' context than `max_new_tokens`."""
+    from multidraft.generation.inputs import context_of
+
+    context = context_of(pair.target, pair.draft)
+    rooms = [context - len(prompt.tokens) for prompt in prompts] if context is not None else []
+    short = [room for room in rooms if room < max_new_tokens]
+    if short:
+        terminal.note(
+            f"the models' context is {context}: of {len(prompts)} prompt{'s' * (len(prompts) > 1)} {len(short)} cannot "
+            f"get {max_new_tokens} new tokens; the longest gets at most {min(short)}"
+        )
+
+
 def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
     """Raise unless the tokenizer has a chat template."""
     with suppress(ValueError):
@@ -123,7 +137,8 @@ def converse(pair: "Models", answer: Callable[[Prompt], tuple[str, str]]) -> Non
     """
     with suppress(ImportError):
         import readline  # noqa: F401  # with it, input() edits lines and remembers them
-    terminal.legend()
+    if pair.draft is not None:
+        terminal.legend()
     typer.echo(CHAT_COMMANDS)
     messages, answers = list[Message](), 0
     while (line := read_line()) not in (None, "/exit"):

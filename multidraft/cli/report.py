@@ -7,8 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import terminal
-from multidraft.cli.models import SMOLLM2, small_draft
+from multidraft.cli.models import NONE, SMOLLM2, small_draft
 from multidraft.io.journal import Journal, Record
+from multidraft.machine import is_busy
 from multidraft.sampling.params import SETTINGS
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ MAX_LOOKUP_TOKENS = 10  # as in prompt look-up's original code
 RESAMPLES = 2000
 PROCESSED = [name for name, known in SETTINGS.items() if known.option and known.processor is not None]
 HINT_MARGIN = 1.1  # a smaller factor may be noise, and gives no hint
+MIN_PROMPTS, MIN_STEPS = 5, 200  # fewer are too little to compare
+BUSY = "the machine is busy (its load average exceeds its processors): the numbers mean nothing; run it again when idle"
 
 
 class Runs(list[tuple[int, float]]):
@@ -54,6 +57,7 @@ class Report:
         from multidraft.decoding.metrics import Info
 
         self.settings, self.journal, self.interrupted = settings, journal, False
+        self.was_busy = is_busy()
         self.records: list[Record] = []
         self.info, self.plain = Info(), Info()
         self.runs = {way: Runs() for way in ("drafted", "plain", *BASELINES)}
@@ -96,13 +100,27 @@ class Report:
             return terminal.print_json(self.as_dict())
         if not self.complete:
             return
-        columns, rows = ["", "multi-draft"], [row[:2] for row in self.summary_rows()]
+        has_draft = self.settings.get("draft") != NONE
+        columns, rows = ["", "multi-draft" if has_draft else "plain"], [row[:2] for row in self.summary_rows()]
         if self.plain.tokens:
             terminal.print_table(["", "tokens per second", "times plain decoding"], self.speed_rows(), numbers=True)
+        if self.plain.tokens and has_draft:
             columns, rows = [*columns, "plain"], self.summary_rows()
         terminal.print_table(columns, rows, numbers=True)
-        if line := hint(self.info, self.plain, str(self.settings["tree"])):
-            terminal.note(line)
+        if self.plain.tokens and self.check_load():
+            terminal.note(BUSY)
+        if self.advice is not None:
+            terminal.note(self.advice)
+
+    def check_load(self) -> bool:
+        """Whether the machine was busy at the start, or is now."""
+        self.was_busy |= is_busy()
+        return self.was_busy
+
+    @property
+    def advice(self) -> str | None:
+        """A line of advice on what was compared; None if there is none, or if the machine was busy."""
+        return None if self.was_busy else hint(self.info, self.plain, str(self.settings["tree"]), self.complete)
 
     def as_dict(self) -> dict[str, object]:
         """The report as a dictionary; None for what was not measured."""
@@ -124,13 +142,16 @@ class Report:
                 numbers[f"{name}_tokens_per_second"] = runs.rate() if runs else None
             if name in BASELINES:
                 numbers[f"{name}_tokens_per_second_interval"] = runs.interval()
-        numbers["hint"] = hint(self.info, self.plain, str(self.settings["tree"]))
+        numbers |= {"busy": self.check_load(), "hint": self.advice}
         return numbers | {"plain_seconds": self.plain.as_dict()["seconds"] if plain else None}
 
     def speed_rows(self) -> list[list[str]]:
         """A row per decoder: its tokens per second, and its speedup over plain decoding with the interval."""
         plain, rows = self.runs["plain"], []
-        for name, label in {"drafted": "multi-draft", "plain": "plain decoding", **BASELINES}.items():
+        labels = {"drafted": "multi-draft", "plain": "plain decoding", **BASELINES}
+        if self.settings.get("draft") == NONE:  # the first is plain decoding, too
+            del labels["drafted"]
+        for name, label in labels.items():
             runs = self.runs[name]
             interval = runs.interval(plain) if name != "plain" else None
             interval_text = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
@@ -177,10 +198,15 @@ def share(info: "Info", part: str) -> str:
     return f"{info.seconds[part]:.2f} ({info.seconds[part] / max(info.total_seconds, 1e-9):4.0%})"
 
 
-def hint(info: "Info", plain: "Info", tree: str) -> str | None:
-    """A line of advice if decoding was measurably slower with drafts."""
+def hint(info: "Info", plain: "Info", tree: str, prompts: int) -> str | None:
+    """A line of advice if decoding was measurably slower with drafts, or if too little was compared to tell."""
+    if not (info.draft_steps and info.tokens and plain.tokens):
+        return None
+    if prompts < MIN_PROMPTS or info.row_passes < MIN_STEPS:
+        amount = f"{prompts} prompt{'s' * (prompts != 1)} and {info.row_passes} steps"
+        return f"too little to tell ({amount}): compare at least {MIN_PROMPTS} prompts and {MIN_STEPS} steps"
     speedup = info.tokens_per_second / max(plain.tokens_per_second, 1e-9)
-    if not (info.draft_steps and info.tokens and plain.tokens) or speedup * HINT_MARGIN >= 1:
+    if speedup * HINT_MARGIN >= 1:
         return None
     reason = f"tree {tree} runs at {speedup:.2f} times plain decoding"
     accepted = (info.rank_rates or [0.0])[0]

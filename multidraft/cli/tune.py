@@ -56,22 +56,25 @@ def tune(
     as_json: o.Json = False,
 ) -> None:
     """Measure the costs and acceptance of drafting for a pair on this machine, and which tree is fastest."""
-    import multidraft as md
-    from multidraft.autotune.plans import MeasuredPair
-    from multidraft.generation.inputs import resolve_config
     from multidraft.sampling.checks import check
 
+    o.check_drafting(scheme, "auto", None)
     temperatures = temperature or TEMPERATURES
     files.check(out, "--out", [prompts, target, draft])
     if plot is not None:
         files.check_picture(plot, [prompts, target, draft, out])
     for value in temperatures:
         check("temperature", value)
+    entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
+
+    import multidraft as md
+    from multidraft.autotune.plans import MeasuredPair
+    from multidraft.generation.inputs import resolve_config
+
     if resolve_config(scheme, "auto", walk, None, max(len(parse(draft)), 1))[1] is None:
         raise AdviceError(
             f"{scheme} allows no choice of trees; tune a scheme of one draft model and any number of drafts"
         )
-    entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
     pair = load(target, draft)
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")

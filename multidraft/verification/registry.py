@@ -1,6 +1,5 @@
 """The one list of schemes: ours, those that other packages bring, and those that a user registers."""
 
-import difflib
 import json
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 from multidraft.errors import AdviceError, shown
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
+from multidraft.verification.names import GROUP, unknown
 from multidraft.verification.outside import Outside, WithoutLaw, as_rule
 from multidraft.verification.rules import naive, rate_of_distinct, rate_of_iid, rate_of_top
 from multidraft.verification.rules.lorenz import lorenz, rate_of_lorenz, spechub
@@ -25,7 +25,6 @@ from multidraft.verification.rules.recursive_rejection import (
 )
 from multidraft.verification.scheme import Entry, Scheme
 
-GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
 MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
 OURS = "multidraft (docs/theory.md)"
@@ -58,7 +57,6 @@ SCHEMES: dict[str, Entry] = {
     "distinct:naive": Entry(Distinct, naive, MCSD, LOOK_UP, rate_of_distinct),
 }
 BUILT_IN = frozenset(SCHEMES)
-MAX_NEAR, LONGEST_NAME = 3, 100  # names that are shown for one that is unknown, of which so much is compared
 
 
 def register(name: str, *, law: str | type[Law], rule: Callable[..., Any], **details: Any) -> None:
@@ -185,14 +183,16 @@ def imported(name: str, has_law: bool) -> Any:
     """
     module, _, attribute = name.partition(":")
     if module not in sys.modules and not (has_law and can_import(module)):
-        raise AdviceError(unknown(name))
+        raise AdviceError(unknown(name, SCHEMES))
     try:
         function = getattr(import_module(module), attribute, None)
     except Exception as error:  # whatever a module of others may do
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise AdviceError(f"importing the module {module} fails with {what}; mend it") from error
     if function is None:
-        raise AdviceError(f"the module {module} has no {attribute or 'rule of an empty name'}; {unknown(name)}")
+        raise AdviceError(
+            f"the module {module} has no {attribute or 'rule of an empty name'}; {unknown(name, SCHEMES)}"
+        )
     return function
 
 
@@ -214,17 +214,3 @@ def schemes() -> list[dict[str, str | bool]]:
         dict(name=name, law=entry.law.name, rule=name.split(":")[1]) | {field: getattr(entry, field) for field in names}
         for name, entry in entries().items()
     ]
-
-
-def unknown(name: str) -> str:
-    """What is wrong with a scheme's name, and what comes closest."""
-    law, _, rule = name.partition(":")
-    rules = [n.split(":")[1] for n in SCHEMES if n.split(":")[0] == law]
-    if rules and any(n.endswith(f":{rule}") for n in SCHEMES):
-        return f"the rule {rule} is not valid for drafts of the law {law}; valid rules for it: {', '.join(rules)}"
-    near = ", ".join(difflib.get_close_matches(name[:LONGEST_NAME], SCHEMES, MAX_NEAR))
-    advice = f"did you mean {near}? " if near else ""
-    return (
-        f"unknown scheme {shown(name)}; {advice}`multidraft schemes` (md.schemes()) lists all, and a module with one "
-        "of yours is imported first (--import MODULE)"
-    )

@@ -291,14 +291,16 @@ def test_a_plan_that_cannot_be_kept_is_not_said_to_be(saved: list[str], caplog, 
     assert "; kept in" not in caplog.text
 
 
-@pytest.mark.parametrize(("spent", "budget", "rows", "steps"), [(0, 0.0, 1, 6), (0, 1e6, 4, 20), (1, 1.0, 1, 0)])
+@pytest.mark.parametrize(
+    ("spent", "budget", "rows", "steps"), [(0, 0.0, 1, 0), (0, 1e-9, 1, 6), (0, 1e6, 4, 20), (1, 1.0, 1, 0)]
+)
 def test_only_rows_that_come_are_timed_within_the_budget(saved, spent, budget, rows, steps) -> None:
     known_profile = profile(spent=1.0) if spent else Profile({})
     before = known_profile.as_json()
     list(records(auto(known_profile, budget), *tables(), 20, rows=rows))
-    timed = sum(len(runs) for runs in known_profile.samples[rows].values())
+    timed = sum(len(runs) for runs in known_profile.samples.get(rows, {}).values())
     assert known_profile.as_json() == before if spent else timed == pytest.approx(steps, abs=steps // 3)
-    assert {*known_profile.samples} == {rows}
+    assert {*known_profile.samples} == ({rows} if spent or steps else set())
 
 
 @unchecked
@@ -307,7 +309,7 @@ def test_where_drafts_do_not_pay_it_says_so_once(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, "multidraft"):
         for draft in (RIGHT, WRONG, WRONG):  # the first is good
             policy = auto()
-            list(records(policy, RIGHT, draft, 70))
+            list(records(policy, RIGHT, draft, 210))
             policy.finish()
     assert caplog.text.count("no drafts are best here") == 1
     assert "--draft none" in caplog.text

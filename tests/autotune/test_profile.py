@@ -188,6 +188,17 @@ def test_a_damaged_profile_is_measured_again_with_a_note(content: bytes, own_cac
     assert "is damaged; measuring again" in caplog.text
 
 
+def test_what_was_timed_on_a_busy_machine_is_not_kept(own_cache: Path, monkeypatch) -> None:
+    """Also not later, when the machine is idle: the timed steps are still there."""
+    busy = Profile({"target": "busy"})
+    monkeypatch.setattr(plans, "is_busy", lambda: True)
+    assert not plans.save(busy)
+    monkeypatch.setattr(plans, "is_busy", lambda: False)
+    assert not plans.save(busy)
+    assert not plans.place(busy.identity).exists()
+    assert plans.save(Profile({"target": "idle"}))
+
+
 def test_without_a_folder_to_keep_profiles_in_it_goes_on_and_says_so_once(own_cache, monkeypatch, caplog) -> None:
     (own_cache / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / "file"))

@@ -1,11 +1,16 @@
 """`multidraft generate` and `schemes` from outside: what they print, wrong input, what stands beside drafting."""
 
 import json
+import os
+import random
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
+from itertools import accumulate, count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +20,14 @@ from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
+from multidraft.autotune import plans
+from multidraft.autotune.plans import Profile
+from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
+from multidraft.cli.prompts import Prompt
 from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
+from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
@@ -75,6 +85,17 @@ def test_greedy_text_is_that_of_plain_decoding_whatever_drafts(prompts, draft, s
     assert draft != "none" or report["block_efficiency"] == 1
 
 
+def test_a_target_without_a_draft_model_looks_drafts_up(pair, prompts):
+    """Exact as with any drafter, and one line says so."""
+    call = ["generate", "--target", pair / "target", "--prompts", prompts, "--temperature", 0, "--max-new-tokens", 24]
+    report, plain = printed(*call, "--tree", "1x1x1"), printed(*call, "--draft", "none")
+    assert report["settings"]["draft"] == "lookup"
+    assert report["block_efficiency"] > 1
+    assert [record["text"] for record in report["records"]] == [record["text"] for record in plain["records"]]
+    (line,) = (line for line in run(*call).stderr.splitlines() if "no draft model" in line)
+    assert "looked up in the text, at no cost" in line
+
+
 def test_drafters_of_another_target(pair, prompts):
     settings = ("--scheme", "distinct:naive", "--tree", "4x2x2x1", "--max-new-tokens", 12, "--batch", 3)
     named = ["--target", pair / "target", "--draft", f"{pair / 'draft'},ngram"]
@@ -112,6 +133,30 @@ def test_penalties_truncation_stop_strings_batches_and_seeds(pair, prompts):
     assert first == again != other
 
 
+@pytest.fixture
+def new_machine(tmp_path, monkeypatch) -> None:
+    """No plan is kept of any pair."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(plans, "LOADED", {})
+    monkeypatch.setattr(plans, "fresh", Profile)
+
+
+@pytest.mark.usefixtures("new_machine")
+@pytest.mark.parametrize("seed", [("--seed", 5), ()], ids=["seed", "no_seed"])
+def test_a_seed_repeats_a_run_of_a_new_pair_whatever_the_clock_shows(pair, prompts, monkeypatch, seed):
+    """Without a seed trees follow the clock, as the second case shows."""
+    found = set()
+    for clock_seed in range(3):
+        rng = random.Random(clock_seed)
+        ticks = accumulate(rng.expovariate(1) for _ in count())
+        monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=partial(next, ticks)))
+        plans.LOADED.clear()
+        call = [*ours(pair), "--prompts", prompts, "--max-new-tokens", 40, *seed]
+        found.add(str([result["text"] for result in printed(*call)["records"]]))
+    assert (len(found) == 1) == bool(seed)
+    assert seed == () or not list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.json")), "nothing was timed"
+
+
 def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     call = [*ours(pair), "--prompts", prompts, "--max-new-tokens", 12, "--seed", 4, "--tree", "2x1"]
@@ -126,6 +171,32 @@ def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
     words += ["multi-draft", "plain decoding", "assisted generation", "prompt look-up"]
     assert [word for word in words if word not in shown] == []
     assert run(*call, "--batch", 3).stdout.count("── p") == 3
+
+
+@pytest.mark.parametrize(("tree", "drafts"), [("2x1", True), ("", False)])
+def test_tokens_of_steps_without_drafts_have_no_colour(pair, monkeypatch, tree, drafts):
+    shown = list[tuple[str, str]]()
+    monkeypatch.setattr(terminal, "show", lambda piece, kind=None: shown.append((piece, kind)))
+    result = run(*ours(pair), *(["--tree", tree] if drafts else ["--draft", "none"]), "--prompt", "the")
+    kinds = {kind for piece, kind in shown if kind is not None and not piece.startswith("■")}
+    assert kinds == ({"accepted", "corrected", "bonus"} if drafts else {terminal.UNDRAFTED})
+    assert terminal.UNDRAFTED not in terminal.COLOURS
+    legends = [piece for piece, _ in shown if piece.startswith("■")]
+    assert bool(legends) == drafts == ("multi-draft" in result.stdout)
+
+
+@pytest.mark.usefixtures("new_machine")
+def test_the_note_that_steps_are_timed_stands_before_the_text(pair, monkeypatch):
+    written = list[str]()
+    monkeypatch.setattr(terminal, "note", written.append)
+    monkeypatch.setattr(terminal, "show", lambda piece, kind=None: written.append(piece))
+    monkeypatch.setattr(terminal.logging.getLogger("multidraft"), "handlers", [terminal.Notes()])
+    plans.say_once.cache_clear()
+    target = pair / "target"  # whose own drafts are right, so that the warm-up has few steps
+    run("generate", "--target", target, "--draft", target, "--prompt", "the", "--max-new-tokens", 60)
+    (note,) = (index for index, text in enumerate(written) if text.startswith("timing the steps"))
+    (heading,) = (index for index, text in enumerate(written) if text.startswith("── prompt"))
+    assert note < heading
 
 
 def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
@@ -149,7 +220,6 @@ def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
         ([*hi, *folder_of, "embedded"], "leave out --target"),
         ([*hi, "--draft", "ngram,lookup"], "use distinct:recursive_rejection"),
         ([*hi, "--draft", "ngram", "--scheme", "distinct:naive"], "pass a list"),
-        ([*hi, "--target", pair / "target"], "--draft"),
         ([*hi, *folder_of, pair / "stranger"], "choose a draft"),
         ([*named, *hi, "--top-p", 2], "--top-p"),
         ([*named, "--prompts", folder / "long.jsonl"], "'p1'"),
@@ -248,15 +318,30 @@ def test_the_interval_is_that_of_prompts():
 
 def test_a_hint_where_drafting_does_not_pay():
     """Not where nothing was measured beside it, or where it is as fast."""
-    plain = Info(tokens=30, row_passes=30, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 15.0})
-    counts = dict(row_passes=10, draft_steps=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
-    slow, fast = (
-        Info(tokens=10, target_passes=10, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
-        for seconds in (20.0, 5.0)
+    plain = Info(tokens=600, row_passes=600, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 300.0})
+    counts = dict(draft_steps=200, nodes=8800, lengths=[200, 0], ranks=[0], corrected=200)
+    slow, fast, short = (
+        Info(tokens=200, row_passes=steps, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
+        for steps, seconds in ((200, 400.0), (200, 100.0), (199, 400.0))
     )
-    advice = hint(slow, plain, "44") or ""
+    advice = hint(slow, plain, "44", 5) or ""
     assert "no drafts are best here: --draft none (tree 44 runs at 0.25 times plain decoding, 0% of first" in advice
-    assert hint(slow, Info(), "44") is hint(fast, plain, "44") is None
+    assert hint(slow, Info(), "44", 5) is hint(fast, plain, "44", 5) is None
+    for info, prompts in ((slow, 4), (short, 5)):
+        assert "too little to tell" in (hint(info, plain, "44", prompts) or "")
+
+
+@pytest.mark.parametrize("busy", [[True, False], [False, True], [False, False]])
+def test_a_comparison_on_a_busy_machine_says_that_it_means_nothing(monkeypatch, capsys, busy):
+    answers = iter([*busy, *busy[1:] * 9])
+    monkeypatch.setattr("multidraft.cli.report.is_busy", lambda: next(answers))
+    report = Report({"tree": "1"}, None)
+    report.info = report.plain = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 1.0))
+    report.add_record(Prompt(0, "", "", ""), "", {})
+    report.print(as_json=False)
+    notes = capsys.readouterr().err
+    assert ("the machine is busy" in notes) == any(busy)
+    assert ("too little to tell" in notes) != any(busy)
 
 
 def test_trees_are_told_by_their_shares_and_long_names_by_their_size():

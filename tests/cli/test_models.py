@@ -37,12 +37,12 @@ def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installe
     assert names.default_pair(None, "ngram") == (pair, "ngram")
     assert names.default_pair(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
     assert names.default_pair("some/model", "none") == ("some/model", "none")
+    assert names.default_pair("some/model", None) == ("some/model", "lookup")
 
 
 @pytest.mark.parametrize(
     ("target", "draft", "advice"),
     [
-        ("some/model", None, "or none, or leave out --target"),
         ("some/model", "smollm2", "is for the target smollm2"),
         (None, "some/model", "--draft comes without --target"),
         ("embedded", "none+ngram", "does not parse"),
@@ -74,7 +74,7 @@ def test_code_of_a_model_runs_only_if_asked_for(tmp_path, file, pair):
 def test_a_script_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr(sys, "argv", ["to_gguf.py", str(FOLDER / "draft"), str(tmp_path / "a")])
-    with pytest.raises(SystemExit, match=r'pip install "multidraft\[gguf\]"'):
+    with pytest.raises(SystemExit, match=r"pip install -c constraints.txt -e '.\[gguf\]'"):
         runpy.run_path(str(Path(__file__).parents[2] / "examples" / "to_gguf.py"), run_name="__main__")
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multidraft as md
-from multidraft.decoding.tree import MAX_NODES, NodeLaw, TokenTree, Tree
+from multidraft.decoding.shapes import MAX_NODES
+from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 

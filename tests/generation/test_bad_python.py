@@ -290,5 +290,5 @@ def test_missing_weights_are_named_and_tied_ones_are_none():
 def test_a_gguf_model_without_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
     library.cache_clear()
-    with pytest.raises(md.AdviceError, match=r'this needs llama-cpp-python.*pip install "multidraft\[gguf\]"'):
+    with pytest.raises(md.AdviceError, match=r"this needs llama-cpp-python.*pip install .*'.\[gguf\]'"):
         md.GGUF("model.gguf")

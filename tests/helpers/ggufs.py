@@ -10,9 +10,11 @@ import pytest
 from tiny import WINDOW, tiny_model
 from transformers import PreTrainedModel
 
-pytest.importorskip("llama_cpp", reason='llama-cpp-python is not installed: pip install "multidraft[gguf]"')
-to_gguf: Any = pytest.importorskip("to_gguf", reason='gguf is not installed: pip install "multidraft[gguf]"')
+from multidraft.errors import install_command
 
+INSTALL = install_command("gguf")
+pytest.importorskip("llama_cpp", reason=f"llama-cpp-python is not installed; run {INSTALL}")
+to_gguf: Any = pytest.importorskip("to_gguf", reason=f"gguf is not installed; run {INSTALL}")
 
 gguf: Any = pytest.importorskip("gguf")
 FOLDER = TemporaryDirectory(prefix="gguf-")  # as long as this process lives

@@ -243,7 +243,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> N
     words = ("capture", "--out", tmp_path, "--ray")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "ray", None)
-        ends_with_advice(command(*words, "local"), 'pip install "multidraft[ray]"')
+        ends_with_advice(command(*words, "local"), "pip install -c constraints.txt -e '.[ray]'")
     monkeypatch.setattr("multidraft.cli.executors.optional", lambda *_: None)
     for address, advice in (("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")):
         ends_with_advice(command(*words, address), advice)

@@ -100,7 +100,7 @@ def test_pictures_are_written_or_what_stands_in_their_way_is_said(tmp_path, monk
         ends_with_advice(run("study", name, "--out", tmp_path / "x.doc"), "end its name in .svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("toys", "curves"):
-        ends_with_advice(run("study", name, "--out", tmp_path / "x.svg"), 'pip install "multidraft[plot]"')
+        ends_with_advice(run("study", name, "--out", tmp_path / "x.svg"), "pip install -c constraints.txt -e '.[plot]'")
     same = recording(0).target
     with pytest.raises(md.AdviceError, match="at none of 40 positions; record more"):
         telling_case(Recording(same, same), 4, 30)

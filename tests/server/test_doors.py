@@ -216,7 +216,7 @@ def test_without_its_extra_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     result = CliRunner().invoke(app, ["serve"])
     assert result.exit_code == 2
-    assert 'pip install "multidraft[serve]"' in result.stderr
+    assert "pip install -c constraints.txt -e '.[serve]'" in result.stderr
 
 
 @contextmanager

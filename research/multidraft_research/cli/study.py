@@ -9,7 +9,7 @@ from multidraft_research.studies.listed import LISTED
 ABOUT = """Measure what the docs report: one study a table or figure.
 
 Pictures need the extra `plot`, solvers of the optimal transport problem need `transport`:
-`pip install "multidraft[plot,transport]"`.
+`pip install -c constraints.txt -e '.[plot,transport]'`.
 """
 
 study = typer.Typer(help=ABOUT, rich_markup_mode="markdown")

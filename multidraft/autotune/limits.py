@@ -1,0 +1,23 @@
+"""How large the trees of `tree="auto"` may grow. Without torch."""
+
+import re
+from dataclasses import dataclass
+
+from multidraft.errors import AdviceError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large trees may grow; memory is allocated for that."""
+
+    nodes: int = 32
+    depth: int = 16
+
+    @classmethod
+    def parse(cls, text: str) -> "Limits":
+        """Parse the limits after `auto`, as in `auto,nodes=24,depth=6`."""
+        match = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
+        settings = [setting.split("=") for setting in match[1].split(",")[1:]] if match else []
+        if not match or len(dict(settings)) < len(settings):
+            raise AdviceError(f"tree {text!r} does not parse; write auto, or auto,nodes=24,depth=6")
+        return cls(**{name: int(value) for name, value in settings})

@@ -1,0 +1,65 @@
+"""Wrong arguments are refused before torch is imported; what is cut, and a reader that goes away, are handled."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from multidraft.verification import names, registry
+
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "transformers", "numba"):
+    sys.modules[name] = None  # importing it raises
+from multidraft.cli.main import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["--prompt", "x", "--scheme", "magic"], "unknown scheme 'magic'"),
+        (["--prompt", "x", "--scheme", "anchored:lorentz"], "did you mean anchored:lorenz"),
+        (["--prompt", "x", "--tree", "3y4"], "does not parse"),
+        (["--prompt", "x", "--tree", "auto,wide"], "write auto"),
+        (["--prompt", "x", "--plan", "/no/plan"], "check the path"),
+        (["--prompt", "x", "--trace", "/no/folder/x"], "no folder"),
+        (["--prompt", "x", "--draft", "lookup+copy"], "copy goes first"),
+        (["--prompt", "x", "--top-p", "2"], "--top-p"),
+        (["--prompts", "/no/prompts"], "check the path"),
+    ],
+)
+def test_wrong_arguments_are_refused_without_torch(arguments, advice):
+    command = [sys.executable, "-c", WITHOUT_TORCH, "generate", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
+    assert advice in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_the_names_that_are_known_without_torch_are_those_of_the_schemes():
+    assert {*names.SCHEME_NAMES} == registry.BUILT_IN
+    assert {*names.LAW_NAMES} == {name.split(":")[0] for name in names.SCHEME_NAMES}
+    shipped = {name for name, entry in registry.entries().items() if "multidraft_research" in entry.rule.__module__}
+    assert {*(names.installed_names() or ())} >= shipped
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_context_that_is_too_small_for_the_new_tokens_is_said(pair: Path, prompts: Path):
+    """The context is 96 tokens."""
+    call = ["generate", "--target", pair / "target", "--draft", pair / "draft", "--prompts", prompts, "--tree", "2x1"]
+    cut = run(*call, "--limit", 1, "--max-new-tokens", 200)
+    assert "the models' context is 96: of 1 prompt 1 cannot get 200 new tokens" in cut.stderr
+    assert "context" not in run(*call, "--limit", 1, "--max-new-tokens", 8).stderr
+
+
+def test_a_reader_of_the_help_that_goes_away_ends_it_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", "multidraft", "--help"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert ended.stderr == b""
