@@ -46,7 +46,7 @@ class Batch:
     ):
         self.target, self.draft, self.config, self.on_record = target, draft, config, on_record
         self.max_num_seqs, self.max_tokens = max_num_seqs, max_tokens
-        self.slack = 2 * config.policy.max_nodes + 2  # slots that a row may need beyond its tokens
+        self.slack = config.policy.slack
         self.scores_last = answers_prompts(target)
         self.waiting: deque[Request] = deque()
         self.reading: Reading | None = None
@@ -88,11 +88,7 @@ class Batch:
     @property
     def tokens_in_cache(self) -> int:
         """Slots that rows take."""
-        return self.slots(self.begun)
-
-    def slots(self, requests: list[Request]) -> int:
-        """The slots that these requests would take: their number times the longest one."""
-        return len(requests) * max([self.width, *(request.longest + self.slack for request in requests)])
+        return len(self.begun) * self.width
 
     # Requests come
 
@@ -119,10 +115,10 @@ class Batch:
 
     def next_group(self, budget: float | int) -> list[Request]:
         """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""
-        window: list[Request] = []
+        window, width, count = list[Request](), self.width, len(self.running)
         for request in self.waiting:
-            rows = [*self.running, *window, request]
-            if len(rows) > self.max_num_seqs or self.slots(rows) > self.max_tokens:
+            width, count = max(width, request.longest + self.slack), count + 1
+            if count > self.max_num_seqs or count * width > self.max_tokens:
                 break
             window.append(request)
         if not window or not self.can_share(window[0]):
@@ -170,7 +166,7 @@ class Batch:
             self.reused_tokens += reading.reused
             request.was_answered, request.has_ended = True, not request.max_new_tokens
             end = None if request.max_new_tokens else "length"
-            self.tell(request, Update(end=end, prompt_logprobs=reading.prompt_logprobs))
+            self.updates.append((request, Update(end=end, prompt_logprobs=reading.prompt_logprobs)))
         reading.drop_ended()
         if reading.requests and reading.scores_last:
             self.step_alone(reading)
@@ -223,13 +219,9 @@ class Batch:
         self.updates.append((request, update))
         self.info.tokens += len(emitted.tokens)
 
-    def tell(self, request: Request, update: Update) -> None:
-        """Note an update for a request's owner."""
-        self.updates.append((request, update))
-
     def fail(self, request: Request, error: BaseException) -> None:
         """End a request with an error."""
-        self.tell(request, Update(error=error))
+        self.updates.append((request, Update(error=error)))
         request.has_ended = True
 
     # Rows leave
@@ -245,9 +237,9 @@ class Batch:
         """Go on with some of the rows only; the caches of the others are kept while there is room."""
         if self.state is None or len(going) == len(self.running):
             return
-        staying = [self.running[row] for row in going] + (self.reading.requests if self.reading else [])
+        staying = len(going) + (len(self.reading.requests) if self.reading else 0)
         for row in set(range(len(self.running))).difference(going, faulty):
-            self.keep_prefix(self.state, row, self.slots(staying))
+            self.keep_prefix(self.state, row, staying * self.width)
         order = closed_up(going)  # which moves the fewest
         self.running = [self.running[row] for row in order]
         self.state = gather(self.state, order) if order else None

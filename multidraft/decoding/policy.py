@@ -42,6 +42,11 @@ class TreePolicy(ABC):
         """Whether the draft model need not read prompts at present: it catches up when it is asked again."""
         return False
 
+    @property
+    def slack(self) -> int:
+        """The slots of a KV cache that a row may need beyond its tokens."""
+        return 2 * self.max_nodes + 2
+
     def begin(self, rows: int) -> None:
         """A step of so many rows begins."""
         return

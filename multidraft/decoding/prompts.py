@@ -108,9 +108,8 @@ class Reading:
         rows = []
         for index, (request, text) in enumerate(zip(self.requests, self.texts, strict=True)):
             root_logits = logits[index, -1] if self.scores_last else None
-            row = row_at_root(request, device, root_logits)
-            row.unread = text[self.drafted : -1] if self.readers[1] is not None else []
-            rows.append(row)
+            unread = text[self.drafted : -1] if self.readers[1] is not None else []
+            rows.append(row_at_root(request, device, root_logits, unread))
         return rows
 
     def note_prompt(self, logits: Tensor, count: int, top: int) -> None:
@@ -135,7 +134,7 @@ def read_whole(
     requests: list[Request], target: Model, draft: Model | None, config: DecodeConfig, scores_last: bool = False
 ) -> State:
     """The state of requests before their first step: all prompts have been read, side by side."""
-    capacity = max(request.longest for request in requests) + 2 * config.policy.max_nodes + 2
+    capacity = max(request.longest for request in requests) + config.policy.slack
     reading = Reading(requests, target, draft, config, capacity, scores_last=scores_last)
     while reading.state is None or not reading.is_over:
         reading.advance(math.inf)
@@ -150,13 +149,14 @@ def check_tokens(requests: list[Request], vocabulary: int) -> None:
             raise AdviceError(f"{where}, and the target's are 0 to {vocabulary - 1}")
 
 
-def row_at_root(request: Request, device: torch.device, root_logits: Tensor | None = None) -> Row:
-    """A request's row when both models have read all but its last token, the target perhaps that too."""
+def row_at_root(
+    request: Request, device: torch.device, root_logits: Tensor | None = None, unread: Sequence[int] = ()
+) -> Row:
+    """A request's row when the target has read all but its last token, perhaps that too; `unread` by the draft."""
     text, sampling = request.text, request.sampling
     prefix = torch.tensor(request.padded_text, device=device) if sampling.looks_back else None
-    row = Row(sampling, request.random, text[-1], len(text) - 1, prefix=prefix, root_logits=root_logits)
-    row.num_logprobs = request.num_logprobs
-    return row
+    place = text[-1], len(text) - 1
+    return Row(sampling, request.random, *place, list(unread), prefix, root_logits, request.num_logprobs)
 
 
 def read(model: Reader, pieces: list[list[int]], scored: Scored) -> Any:
@@ -191,10 +191,10 @@ def similar(lengths: Sequence[int], budget: float | int = math.inf) -> list[int]
     >>> similar([10, 30, 9, 11, 8])
     [0, 2, 3]
     """
-    chosen, total = [0], lengths[0]
+    chosen, total, shortest, longest = [0], lengths[0], lengths[0], lengths[0]
     for index in sorted(range(1, len(lengths)), key=lambda index: -lengths[index]):
-        group = [lengths[place] for place in (*chosen, index)]
-        if max(group) <= MAX_RATIO * min(group) and total + lengths[index] <= budget:
+        length = lengths[index]
+        if max(longest, length) <= MAX_RATIO * min(shortest, length) and total + length <= budget:
             chosen.append(index)
-            total += lengths[index]
+            total, shortest, longest = total + length, min(shortest, length), max(longest, length)
     return sorted(chosen)

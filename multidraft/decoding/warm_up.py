@@ -30,7 +30,7 @@ def compile_steps(
 ) -> None:
     """Compile the steps of a run of so many rows at a time, where models can be compiled and have not been."""
     lengths = [len(prompt) for prompt in prompts]
-    longest = max(map(add, lengths, budgets)) + 2 * config.policy.max_nodes + 2
+    longest = max(map(add, lengths, budgets)) + config.policy.slack
     for number, model in enumerate(models):
         branches = number == 0 and isinstance(config.policy, StaticTree) and config.policy.max_nodes > 1
         if isinstance(model, PreTrainedModel):

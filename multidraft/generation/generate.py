@@ -186,9 +186,9 @@ def run(
     requests = requests_of(prompts, sampling, ends, options)
     warm_up(config, ends.stop.device)
     if config.compile:
-        num_rows = min(len(prompts), options.max_num_seqs or len(prompts))
-        compile_steps(config, [target, draft], prompts, ends.budgets, num_rows)
-    info = decode(Batch(target, draft, config, options.max_num_seqs or math.inf), requests, ends, options)
+        compile_steps(config, [target, draft], prompts, ends.budgets, options.rows_at_a_time(len(prompts)))
+    batch = Batch(target, draft, config, options.rows_at_a_time(len(prompts)))
+    info = decode(batch, requests, ends, options)
     rows = [torch.tensor(request.tokens, dtype=torch.int64) for request in requests]
     if info.faults:
         fault = info.faults[min(info.faults)]
@@ -206,8 +206,7 @@ def with_policy(
         return config
     pair = MeasuredPair(target, draft, config.scheme, config.walk)
     policy = auto(pair, sampling.temperature, options.limits, options.plan_file, options.tune_budget)
-    rows = min(len(prompts), options.max_num_seqs or len(prompts))
-    policy.expect(rows, sum(map(len, prompts)), sum(ends.budgets))
+    policy.expect(options.rows_at_a_time(len(prompts)), sum(map(len, prompts)), sum(ends.budgets))
     return replace(config, policy=policy)
 
 

@@ -73,6 +73,10 @@ class Options:
             if functions and not (isinstance(functions, Sequence) and all(map(callable, functions))):
                 raise AdviceError(f"{name} is {shown(functions)}; pass a list of functions of (input_ids, scores)")
 
+    def rows_at_a_time(self, count: int) -> int:
+        """How many of so many prompts decode side by side."""
+        return min(count, self.max_num_seqs or count)
+
     @cached_property
     def resolved(self) -> tuple[DecodeConfig, Limits | None, Path | None]:
         """The configuration of steps; where trees are chosen while decoding, also their limits and the plan's file."""

@@ -6,23 +6,18 @@ alone; versions are 4.57 to the newest.
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from packaging.version import Version
 from torch import nn
 from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
     PretrainedConfig,
     PreTrainedModel,
     __version__,
 )
-from transformers.generation import GenerationMixin
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import Vocabulary
@@ -185,28 +180,3 @@ def body(model: PreTrainedModel) -> tuple[str, nn.Module]:
     """The model without its head, and its name in the model; before 5, gemma3_text has noted another name."""
     name = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
     return name, getattr(model, name, model)
-
-
-def logits_processors(
-    config: GenerationConfig,
-    prompt: Sequence[int],
-    vocabulary: int,
-    extra: Sequence[LogitsProcessor],
-    device: torch.device,
-) -> LogitsProcessorList:
-    """What `generate` would run for one prompt, in its order; `config` has all end-of-text tokens as a list."""
-    ends, builder = config.eos_token_id, cast(Any, GenerationMixin())
-    builder.config = SimpleNamespace(is_encoder_decoder=False, vocab_size=vocabulary)  # of a model; any target will do
-    builder.config.get_text_config = lambda **_: builder.config
-    config._eos_token_tensor = torch.tensor(ends, device=device) if ends else None
-    try:
-        return builder._get_logits_processor(
-            config,
-            input_ids_seq_length=len(prompt),
-            encoder_input_ids=torch.tensor([prompt], device=device),
-            logits_processor=LogitsProcessorList(extra),
-            device=device,
-        )
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        what = " ".join(str(error).split())
-        raise AdviceError(f"transformers takes no such settings: {what}; check them, or leave them out") from None

@@ -26,7 +26,7 @@ from multidraft.verification.distributions import described
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 MAX_MEMBER_TOKENS = 256  # that a member brings into a mixture, its most likely ones
 RENAMED_CLASSES = {"Copying": "LookupThenModel", "Several": "SideBySide", "Together": "DrafterGroup"}
-SURE = 0.5  # certainty of a match from which on the other drafter is not asked
+MIN_CERTAINTY = 0.5  # of a match, from which on the other drafter is not asked
 
 
 def __getattr__(name: str) -> Any:
@@ -190,7 +190,7 @@ class LookupThenModel(DrafterGroup):
         for index, (row, new, sure) in enumerate(zip(self.rows, tokens, certainties, strict=True)):
             pending = len(row.tokens)
             nodes = range(pending - min(len(new), len(sure)), pending)
-            asked += [(index, place, node) for place, node in enumerate(nodes) if sure[place] < SURE]
+            asked += [(index, place, node) for place, node in enumerate(nodes) if sure[place] < MIN_CERTAINTY]
         return self.mixed(copied, asked) if asked and not self.lookup_only else copied
 
     def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:

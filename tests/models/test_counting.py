@@ -13,7 +13,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import Scores, by_drafter
-from multidraft.models.ensemble import SURE, Backlog, LookupThenModel, Mixture, SideBySide, spread
+from multidraft.models.ensemble import MIN_CERTAINTY, Backlog, LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
 from multidraft.models.reader import Reader, Row
@@ -197,12 +197,12 @@ def test_mixture_is_the_weighted_sum():
 def test_copying_trusts_a_match_as_far_as_it_is_certain(text):
     copied, other = Lookup(4), table(4, 2)
     sure = scores_of_text(copied, text)[0].logits.exp().item()
-    share = sure if sure < SURE else 1.0
+    share = sure if sure < MIN_CERTAINTY else 1.0
     got = law(LookupThenModel([copied, other]), text)
     assert torch.allclose(got, share * law(copied, text) + (1 - share) * law(other, text), rtol=0, atol=EXACT)
     assert got.sum() == pytest.approx(1, abs=EXACT)
     [scores] = scores_of_text(LookupThenModel([copied, other]), text)
-    assert scores.logits.exp().sum() == pytest.approx(1 if sure < SURE else sure, abs=EXACT)
+    assert scores.logits.exp().sum() == pytest.approx(1 if sure < MIN_CERTAINTY else sure, abs=EXACT)
 
 
 def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():

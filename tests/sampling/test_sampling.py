@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from steps import law_of_steps, laws_of_rows
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import (
+    GenerationMixin,
     MaxTimeCriteria,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
@@ -25,7 +28,6 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, State, extend, prefixes_of
 from multidraft.decoding.tree import Tree
 from multidraft.generation.stopping import ends_from_criteria
-from multidraft.models import compat
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
@@ -133,10 +135,25 @@ def configuration(kind: str) -> GenerationConfig:
     return GenerationConfig(do_sample=True, **(dict(top_k=None) | (BLIND | LOOKING_BACK).get(kind, {})))
 
 
+def built_by_transformers(config: GenerationConfig, prompt: list[int], vocabulary: int, extra: list) -> Any:
+    """What transformers' `generate` would run for one prompt, in its order; `config` lists all end-of-text tokens."""
+    ends, builder = config.eos_token_id, GenerationMixin()
+    builder.config = SimpleNamespace(is_encoder_decoder=False, vocab_size=vocabulary)  # of a model; any target will do
+    builder.config.get_text_config = lambda **_: builder.config
+    config._eos_token_tensor = torch.tensor(ends) if ends else None
+    return builder._get_logits_processor(
+        config,
+        input_ids_seq_length=len(prompt),
+        encoder_input_ids=torch.tensor([prompt]),
+        logits_processor=LogitsProcessorList(extra),
+        device=torch.device("cpu"),
+    )
+
+
 def processors(kind: str) -> LogitsProcessorList:
     """The list that transformers builds."""
     _, extra = OWN.get(kind, ({}, []))
-    return compat.logits_processors(configuration(kind), PROMPT, SIZE, extra, torch.device("cpu"))
+    return built_by_transformers(configuration(kind), PROMPT, SIZE, extra)
 
 
 def sampling(kind: str) -> Sampling:
@@ -216,7 +233,7 @@ def test_a_user_s_processor_replaces_that_of_a_setting_of_the_same_class():
     user = [RepetitionPenaltyLogitsProcessor(3.0), Zigzag()]
     settings = dict(repetition_penalty=1.2, no_repeat_ngram_size=2, watermarking_config=dict(bias=1.5))
     config = GenerationConfig(do_sample=True, top_k=None, **settings)
-    listed = compat.logits_processors(config, PROMPT, SIZE, user, torch.device("cpu"))
+    listed = built_by_transformers(config, PROMPT, SIZE, user)
     compiled = params_from(config, {}, set()).compile(PROMPT, SIZE, torch.device("cpu"), user)
     assert [type(part) for part in compiled.before.listed] == [type(part) for part in listed]
     logits = TARGET(tuple(PROMPT)).log()
@@ -274,7 +291,7 @@ def test_a_draft_model_without_the_one_allowed_token_drafts_on():
     """Its distribution of nothing would have been not a number."""
     lacking = TableModel(lambda prefix: torch.tensor([0.5, 0.3, 0.2, 0]), SIZE)
     settings = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
-    listed = compat.logits_processors(settings, PROMPT, SIZE, [], torch.device("cpu"))
+    listed = built_by_transformers(settings, PROMPT, SIZE, [])
     law = step_law(models()[0], lacking, PROMPT, config(), sampling_from(listed, greedy=False)).law
     assert law == {(3,): pytest.approx(1)}
 
@@ -361,7 +378,7 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
         config = GenerationConfig(do_sample=True, **(dict(top_k=None) | setting))
-        listed = compat.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
+        listed = built_by_transformers(config, PROMPT, 300, [])
         fast = sampling_from(listed, greedy=False)
         assert fast == Sampling(**setting)
         assert torch.allclose(

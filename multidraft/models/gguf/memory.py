@@ -31,7 +31,7 @@ GROWTH = 4  # a memory that is too small grows by a fourth at least
 MIN_SIZE = 16  # sequences of a memory, and tokens of a batch, to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
 ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
-FULL = 1  # what llama_decode says where it finds no cells
+NO_FREE_CELLS = 1  # what llama_decode returns then
 NONE = -1  # where a slot holds no token
 
 
@@ -142,7 +142,7 @@ class Memory:
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
         while result := self.library.llama_decode(self.context, self.batch.fill(tokens, is_scored)):
-            if result != FULL:
+            if result != NO_FREE_CELLS:
                 raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
             self.reserve(self.cells + max(self.cells // GROWTH, len(tokens)))
         scores = np.empty((sum(is_scored), self.weights.vocabulary), np.float32)
