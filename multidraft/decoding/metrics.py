@@ -25,7 +25,7 @@ class Info:
     tokens: int = 0  # emitted, after cutting at the end of text and at max_new_tokens
     accepted: int = 0  # drafted tokens on accepted paths
     bonus: int = 0
-    corrected: int = 0
+    recovered: int = 0
     nodes: int = 0  # drafted nodes that the target scored
     lengths: list[int] = field(default_factory=list)  # row passes with drafts, by the length of their accepted path
     ranks: list[int] = field(default_factory=list)  # accepted tokens, by which draft of their node drew them first
@@ -76,7 +76,7 @@ class Info:
         self.accepted += len(path)
         self.nodes += len(tree) - 1
         self.bonus += record.emitted[row].kinds[-1] == "bonus"
-        self.corrected += record.emitted[row].kinds[-1] == "corrected"
+        self.recovered += record.emitted[row].kinds[-1] == "recovered"
         self.acceptance += acceptance_of(record.events[row])
         if len(tree) > 1:
             self.draft_steps += 1
@@ -116,6 +116,12 @@ class Info:
         return self.draft_passes
 
     @property
+    def corrected(self) -> int:
+        """The old name of `recovered`; deprecated."""
+        warnings.warn("info.corrected is now info.recovered", DeprecationWarning, stacklevel=2)
+        return self.recovered
+
+    @property
     def watch(self) -> "Info":
         """What had the `seconds` in version 0.1.0; deprecated."""
         warnings.warn("info.watch.seconds is now info.seconds", DeprecationWarning, stacklevel=2)
@@ -149,7 +155,7 @@ class Info:
     @property
     def rank_rates(self) -> list[float]:
         """Of the nodes at which a walk had to choose, the fraction in which it took the first draft, the second, .."""
-        return [count / max(self.accepted + self.corrected, 1) for count in self.ranks]
+        return [count / max(self.accepted + self.recovered, 1) for count in self.ranks]
 
     @property
     def acceptance_rate(self) -> float:
@@ -198,7 +204,7 @@ class Info:
             tokens_per_second=self.tokens_per_second,
             accepted_tokens=self.accepted,
             bonus_tokens=self.bonus,
-            corrected_tokens=self.corrected,
+            recovered_tokens=self.recovered,
             drafted_nodes=self.nodes,
             draft_levels=self.draft_passes,
             trees=dict(self.shapes.most_common()),

@@ -50,7 +50,7 @@ class Logprob(NamedTuple):
 
 @dataclass(frozen=True)
 class Emitted:
-    """One row's new tokens and how each came to be: "accepted", "corrected" or "bonus"."""
+    """One row's new tokens and how each came to be: "accepted", "recovered" or "bonus"."""
 
     tokens: list[int]
     kinds: list[str]

@@ -66,7 +66,7 @@ def emit(scored: Scored, decision: Decision, row: int) -> Emitted:
         return Emitted([], [])
     walk_result, tree, num_logprobs = decision.walk_results[row], scored.trees[row], scored.rows[row].num_logprobs
     tokens = [*(tree.tokens[node] for node in walk_result.path), decision.last[row]]
-    kinds = ["accepted"] * len(walk_result.path) + ["bonus" if walk_result.residual is None else "corrected"]
+    kinds = ["accepted"] * len(walk_result.path) + ["bonus" if walk_result.residual is None else "recovered"]
     logprobs = [] if num_logprobs is None else lookup_logprobs(scored, row, walk_result.path, tokens, num_logprobs)
     return Emitted(tokens, kinds, logprobs)
 

@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Piece:
-    """A token, the text that it adds, and its kind: accepted, corrected, bonus or prompt."""
+    """A token, the text that it adds, and its kind: accepted, recovered, bonus or prompt."""
 
     token: int
     text: str
@@ -85,7 +85,7 @@ class Choice:
     def close(self) -> list[Piece]:
         """Return the held pieces, unless a stop string ended the answer."""
         rest = self.detokenizer.close()
-        return [] if self.stopped else [*self.pieces, *([Piece(-1, rest, "corrected")] if rest else [])]
+        return [] if self.stopped else [*self.pieces, *([Piece(-1, rest, "recovered")] if rest else [])]
 
 
 def overlap(text: str, stop: str) -> int:

@@ -167,7 +167,7 @@ def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
         settings = dict(tree="2x1", max_new_tokens=12, generator=[torch.Generator().manual_seed(4 * 1_000_003 + index)])
         tokens, _ = md.generate(*models, [tokenizer(prompt)["input_ids"]], **settings)
         assert f"── p{index} ──\n{prompt}{tokenizer.decode(tokens[0], skip_special_tokens=True)}\n" in shown
-    words = ["drafted and accepted", "corrected", "bonus", "block efficiency", "optimal acceptance rate", "cache"]
+    words = ["drafted and accepted", "recovered", "bonus", "block efficiency", "optimal acceptance rate", "cache"]
     words += ["multi-draft", "plain decoding", "assisted generation", "prompt look-up"]
     assert [word for word in words if word not in shown] == []
     assert run(*call, "--batch", 3).stdout.count("── p") == 3
@@ -179,7 +179,7 @@ def test_tokens_of_steps_without_drafts_have_no_colour(pair, monkeypatch, tree, 
     monkeypatch.setattr(terminal, "show", lambda piece, kind=None: shown.append((piece, kind)))
     result = run(*ours(pair), *(["--tree", tree] if drafts else ["--draft", "none"]), "--prompt", "the")
     kinds = {kind for piece, kind in shown if kind is not None and not piece.startswith("■")}
-    assert kinds == ({"accepted", "corrected", "bonus"} if drafts else {terminal.UNDRAFTED})
+    assert kinds == ({"accepted", "recovered", "bonus"} if drafts else {terminal.UNDRAFTED})
     assert terminal.UNDRAFTED not in terminal.COLOURS
     legends = [piece for piece, _ in shown if piece.startswith("■")]
     assert bool(legends) == drafts == ("multi-draft" in result.stdout)
@@ -319,7 +319,7 @@ def test_the_interval_is_that_of_prompts():
 def test_a_hint_where_drafting_does_not_pay():
     """Not where nothing was measured beside it, or where it is as fast."""
     plain = Info(tokens=600, row_passes=600, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 300.0})
-    counts = dict(draft_steps=200, nodes=8800, lengths=[200, 0], ranks=[0], corrected=200)
+    counts = dict(draft_steps=200, nodes=8800, lengths=[200, 0], ranks=[0], recovered=200)
     slow, fast, short = (
         Info(tokens=200, row_passes=steps, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
         for steps, seconds in ((200, 400.0), (200, 100.0), (199, 400.0))

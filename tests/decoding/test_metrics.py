@@ -46,7 +46,7 @@ def test_second_drafts_are_counted_by_hand():
     info = counted("3x2x1", temperature=0)
     assert (info.target_passes, info.row_passes, info.draft_steps) == (4, 4, 4)
     assert (info.lengths, info.ranks) == ([0, 0, 4, 0], [0, 8, 0])
-    assert (info.accepted, info.corrected, info.bonus) == (8, 4, 0)
+    assert (info.accepted, info.recovered, info.bonus) == (8, 4, 0)
     assert info.rank_rates == [0, 2 / 3, 0]
     assert info.as_vllm() == {
         "mean_acceptance_length": 3,
@@ -137,7 +137,7 @@ def record_of(scored: Scored, branch: Branch) -> StepRecord:
     """A step that went like this."""
     scored_row = Scored([scored.rows[branch.tree]], [scored.trees[branch.tree]], None)
     kinds = ["accepted"] * len(branch.walk_result.path) + [
-        "bonus" if branch.walk_result.residual is None else "corrected"
+        "bonus" if branch.walk_result.residual is None else "recovered"
     ]
     emitted = Emitted(list(branch.emitted), kinds)
     return StepRecord(scored_row, [""], [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})

@@ -109,7 +109,7 @@ def test_stream_gets_exactly_the_returned_tokens():
         assert all(len(piece.kinds) == len(piece.tokens) > 0 for piece in emitted)
         assert all(set(piece.kinds[:-1]) <= {"accepted"} for piece in emitted)
         kinds += [kind for piece in emitted for kind in piece.kinds]
-    assert set(kinds) == {"accepted", "corrected", "bonus"}
+    assert set(kinds) == {"accepted", "recovered", "bonus"}
     assert kinds.count("accepted") <= info.accepted
     assert sum(map(len, pieces.values())) == info.row_passes
 

@@ -66,7 +66,7 @@ def agree(cells, row: str, column: str | float, info) -> None:
     """The entries are those of a run, and its seconds are compared with those of plain decoding."""
     efficiency, acceptance, speed = (cells[panel, row, column] for panel in ("block efficiency", "acceptance", "speed"))
     assert efficiency.total / efficiency.weight == pytest.approx(info.block_efficiency)
-    assert (acceptance.total, acceptance.weight) == (info.accepted, info.accepted + info.corrected)
+    assert (acceptance.total, acceptance.weight) == (info.accepted, info.accepted + info.recovered)
     assert speed.total > 0
     assert speed.weight > 0
 

@@ -168,7 +168,7 @@ def test_how_tokens_came_to_be_is_told_where_it_is_asked_for(toy):
         chunk["choices"][0]["multidraft"]
         for chunk in events(toy, COMPLETIONS, dict(model="toy", prompt="ab", max_tokens=12, multidraft=True))
     ]
-    assert {piece["kind"] for tree in trees for piece in tree["pieces"]} <= {"accepted", "corrected", "bonus"}
+    assert {piece["kind"] for tree in trees for piece in tree["pieces"]} <= {"accepted", "recovered", "bonus"}
     tree = trees[0]["tree"]
     assert (tree[0]["parent"], tree[0]["text"]) == (None, "b")
     assert all(0 <= node["parent"] < place for place, node in enumerate(tree) if place)

@@ -98,7 +98,7 @@ def check_walk(record: Record, start: Walker) -> None:
     if recorded.events:
         raise Mismatch(f"the walk ends before {recorded.events[0]}")
     agree("path", record["path"], walk_result.path)
-    agree("kind of the last token", record["last"]["kind"], "bonus" if walk_result.residual is None else "corrected")
+    agree("kind of the last token", record["last"]["kind"], "bonus" if walk_result.residual is None else "recovered")
 
 
 def check_last(last: Record) -> None:

@@ -51,7 +51,7 @@ def warm_up(pair: Pair) -> None:
 
 def cells(row: str, column: str | float, info: Info, plain: Info, base: Info | None = None) -> Iterator[Cell]:
     """What a run adds; all runs of a prompt make as many tokens, so that seconds and passes can be compared."""
-    yield Cell(ACCEPTANCE, row, column, info.accepted, info.accepted + info.corrected)
+    yield Cell(ACCEPTANCE, row, column, info.accepted, info.accepted + info.recovered)
     yield Cell(EFFICIENCY, row, column, info.row_passes + info.accepted, info.row_passes)
     yield Cell(SPEED, row, column, plain.total_seconds, info.total_seconds)
     if base is not None:
