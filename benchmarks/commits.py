@@ -2,14 +2,13 @@
 
     git worktree add ../base COMMIT
     OMP_NUM_THREADS=1 python benchmarks/commits.py ../base . [--cases plain 1x1x1 2x1x1x1] [--rows 1 4 16] [--json]
-    OMP_NUM_THREADS=1 python benchmarks/commits.py ../base . --target target.gguf --draft draft.gguf
+    OMP_NUM_THREADS=1 python benchmarks/commits.py ../base . --target smollm2 --cases plain auto [--engine llama.cpp]
 
 A process of each checkout loads the same models and keeps them. Both decode the same prompts with the same seeds, one
 after the other, so that a busy machine hits both alike. What counts is processor time, which neighbours lengthen least
 (where one thread computes; with more it is the clock's). Printed are the second checkout's tokens a second over the
 first one's, and the first one's seconds a target pass over the second one's, which luck with drafts does not move. Each
-is a ratio of sums over runs, with the middle 95 % of 2,000 resamplings of the runs. Models are folders or GGUF files;
-left out, they are the embedded pair.
+is a ratio of sums over runs, with the middle 95 % of 2,000 resamplings of the runs.
 """
 
 import argparse
@@ -28,45 +27,40 @@ PROMPTS = Path(__file__).with_name("prompts.jsonl")
 Run = tuple[int, int, float]  # tokens, target passes, seconds
 
 
-def work(target: str | None, draft: str | None) -> None:
+def work(options: argparse.Namespace) -> None:
     """Decode what is asked for, line by line; only what both checkouts know alike may be used here."""
     import torch
 
     import multidraft as md
-    from multidraft.zoo import load_pair
+    from multidraft.cli.models import Loader, load
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    pair: Any = (load(target), load(draft)) if target else load_pair()[:2]
+    target, draft, tokenizer = load(options.target, options.draft, Loader(options.engine))
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     out, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         job = json.loads(line)
         generator, tree = torch.Generator().manual_seed(job.pop("seed")), job.pop("case")
-        draft, settings = (None, {}) if tree == "plain" else (pair[1], dict(tree=tree))
-        prompts, settings = job.pop("prompts"), settings | job
+        drafts = (None, {}) if tree == "plain" else (draft, dict(tree=tree))
+        prompts = [tokenizer.encode(text)[: options.prompt] for text in job.pop("texts")]
         start = clock()
-        rows, info = md.generate(pair[0], draft, prompts, eos_token_id=[], generator=generator, **settings)
+        rows, info = md.generate(target, drafts[0], prompts, eos_token_id=[], generator=generator, **drafts[1], **job)
         seconds = clock() - start
         print(json.dumps([sum(map(len, rows)), info.target_passes, seconds]), file=out, flush=True)
-
-
-def load(name: str) -> Any:
-    """A model from a GGUF file or a folder."""
-    if name.endswith(".gguf"):
-        from multidraft.models.gguf.model import GGUF
-
-        return GGUF(name)
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(name).eval()
 
 
 @contextmanager
 def worker(checkout: Path, options: argparse.Namespace) -> Iterator[subprocess.Popen]:
     """A process that runs a checkout's code."""
-    model_options = ["--target", options.target, "--draft", options.draft] if options.target else []
+    named = {"--target": options.target, "--draft": options.draft, "--engine": options.engine}
+    named |= {"--prompt": str(options.prompt)}
     started = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), "--work", *model_options],
+        [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--work",
+            *(f"{name}={value}" for name, value in named.items() if value),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -93,18 +87,12 @@ def decode(process: subprocess.Popen, job: dict[str, Any]) -> Run:
 
 def measure(workers: list[subprocess.Popen], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The runs of both checkouts in turn, by case, temperature and rows."""
-    from transformers import AutoTokenizer
-
-    from multidraft.zoo import FOLDER
-
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "target")
     texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
-    prompts = [tokenizer.encode(text)[: options.prompt] for text in texts]
     for case, heat, rows in product(options.cases, options.temperature, options.rows):
         runs: list[list[Run]] = [[], []]
         for turn in range(-1, options.rounds):
-            chosen = [prompts[(turn * rows + place) % len(prompts)] for place in range(rows)]
-            job = dict(case=case, temperature=heat, prompts=chosen, max_new_tokens=options.new_tokens, seed=turn + 1)
+            chosen = [texts[(turn * rows + place) % len(texts)] for place in range(rows)]
+            job = dict(case=case, temperature=heat, texts=chosen, max_new_tokens=options.new_tokens, seed=turn + 1)
             job |= dict(measure=options.measure)
             for runs_of_worker, process in list(zip(runs, workers, strict=True))[:: 1 if turn % 2 else -1]:
                 run = decode(process, job)
@@ -143,13 +131,14 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt at most")
     parser.add_argument("--measure", action="store_true", help="with the acceptance that `info` reports")
-    parser.add_argument("--target", help="a folder or a GGUF file")
+    parser.add_argument("--target", default="embedded", help="as for `multidraft generate`, as are the next two")
     parser.add_argument("--draft")
+    parser.add_argument("--engine")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        return work(options.target, options.draft)
+        return work(options)
     if len(options.checkouts) != 2:
         parser.error("name two checkouts")
     with worker(options.checkouts[0], options) as first, worker(options.checkouts[1], options) as second:
