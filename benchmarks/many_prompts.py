@@ -1,7 +1,7 @@
 """Many prompts in one call: continuous batching beside calls of as many prompts as decode at a time.
 
     OMP_NUM_THREADS=1 python benchmarks/many_prompts.py                # 64 prompts, 16 at a time
-    python benchmarks/many_prompts.py --rows 4 --prompts 32 --rounds 3
+    python benchmarks/many_prompts.py --target smollm2 --plain --float32 --rounds 2
 
 Prompts and answers have lengths of all kinds. One call with `max_num_seqs` takes in the next prompt when a row ends;
 calls of so many prompts each end with their longest row. The two take turns in every round.
@@ -15,8 +15,8 @@ import time
 import torch
 
 import multidraft as md
+from multidraft.cli.models import Models, load
 from multidraft.machine import commit, hardware
-from multidraft.zoo import load_pair
 
 SHORTEST, LONGEST = 8, 256  # new tokens of a row; their logarithms are uniform, as answers are: many short, few long
 WORDS = "the old house stood at the end of a road and nobody had lived there for a long time when one day".split()
@@ -35,14 +35,19 @@ class EndsAt:
     def __init__(self, prompts: list[list[int]]):
         chance = random.Random(1)
         counts = [int(SHORTEST * (LONGEST / SHORTEST) ** chance.random()) for _ in prompts]
-        self.ends = [(prompt, len(prompt) + count) for prompt, count in zip(prompts, counts, strict=True)]
+        self.ends = {tuple(prompt): len(prompt) + count for prompt, count in zip(prompts, counts, strict=True)}
+        self.lengths = sorted(
+            {len(prompt) for prompt in prompts}, reverse=True
+        )  # the longest prompt that fits is meant
 
     def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
         tokens = input_ids[0].tolist()
-        return any(len(tokens) >= end and tokens[: len(prompt)] == prompt for prompt, end in self.ends)
+        return len(tokens) >= next(filter(None, (self.ends.get(tuple(tokens[:length])) for length in self.lengths)))
 
 
-def seconds(pair, prompts: list[list[int]], rows: int, continuous: bool, temperature: float) -> tuple[float, int]:
+def seconds(
+    pair: Models, prompts: list[list[int]], rows: int, continuous: bool, temperature: float
+) -> tuple[float, int]:
     """Seconds and new tokens of all prompts."""
     calls = [prompts] if continuous else [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
     settings = dict(temperature=temperature, max_new_tokens=LONGEST, eos_token_id=[], tune_budget=0.0)
@@ -68,14 +73,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--target", default="embedded", help="as for `multidraft generate`; its drafts too")
     parser.add_argument("--plain", action="store_true", help="without drafts")
     parser.add_argument("--float32", action="store_true", help="where a processor computes bfloat16 slowly")
     options = parser.parse_args()
-    pair = load_pair()
-    for model in (pair.target, pair.draft) if options.float32 else ():
+    pair = load(options.target, "none" if options.plain else None)
+    for model in filter(None, (pair.target, pair.draft)) if options.float32 else ():
         model.float()
-    if options.plain:
-        pair = pair._replace(draft=None)
     prompts = prompts_of(pair.tokenizer, options.prompts)
     print(f"{hardware()}; commit {commit()}")
     for temperature in (0.0, 1.0):
