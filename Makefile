@@ -69,6 +69,7 @@ check: setup size
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) BIN=$(BIN) site
 	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft research tests/helpers
 
 # The wheel in an environment of its own, without this checkout: it has what it needs, and generates.
@@ -86,10 +87,9 @@ release-check:
 docs: setup
 	$(BIN)/python -m typer multidraft.cli.main utils docs --name multidraft --title "The command line" --output docs/cli.md
 
-# The pages as a site, in .site.
+# The pages as a site, in .site. Every link has to lead somewhere, and nothing is loaded from elsewhere (.ci/site.py).
 site: setup
-	@$(PIP) -e '.[docs]'
-	$(BIN)/python -m mkdocs build --strict --site-dir .site
+	$(BIN)/python -m mkdocs build -q --strict --site-dir .site
 
 # Lines and files beside the limits that the project has set itself.
 size:

@@ -121,3 +121,32 @@ def test_the_page_of_the_command_line_is_its_help():
 def test_the_pages_name_the_default_and_readme_is_short():
     assert f"default is `{DEFAULT_TREE}`" in (ROOT / "docs" / "choosing.md").read_text()
     assert len(re.findall(r"\S*\w\S*", (ROOT / "README.md").read_text())) <= 600
+
+
+def test_the_home_page_has_the_readmes_table_picture_and_install_lines():
+    readme, home = ((ROOT / page).read_text() for page in ("README.md", "docs/index.md"))
+    table = re.findall(r"^\|.*\|$", readme, re.M)
+    install = re.search(r"```console\n\$ pip install.*?```", readme, re.S)
+    picture = re.search(r"^!\[.*$", readme, re.M)
+    assert table
+    assert install
+    assert picture
+    for part in ("\n".join(table), install[0], picture[0].replace("docs/", "")):
+        assert part in home
+
+
+@pytest.mark.slow  # 2 s; `make check` builds the site too
+def test_the_site_has_all_that_pages_link_to_and_loads_nothing_from_elsewhere(tmp_path, caplog):
+    """`mkdocs build --strict`; with the theme's way to colour code, which it loads from another host, it fails."""
+    config = pytest.importorskip("mkdocs.config")
+    from mkdocs.commands.build import build
+    from mkdocs.exceptions import Abort
+
+    def site(**settings: Any) -> Path:
+        build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True, **settings))
+        return tmp_path
+
+    assert "smollm2" in (site() / "results" / "index.html").read_text()
+    with pytest.raises(Abort):
+        site(theme={"name": "readthedocs", "highlightjs": True})
+    assert "loads from elsewhere" in caplog.text

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli import terminal
 from multidraft.cli.models import SMOLLM2, Loader, load_models, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 def train_head(
     kind: Annotated[Kind, Option(help="Which head.")],
-    target: Annotated[str, Option(help="A folder, a hub name, or smollm2.")],
+    target: Annotated[str, Option(help="A folder, a hub name, or smollm2.", autocompletion=completion.targets)],
     out: Annotated[Path, Option(help="Folder for checkpoint, log and head.")],
     text: Annotated[
         Path | None,
