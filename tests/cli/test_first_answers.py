@@ -45,7 +45,10 @@ def test_wrong_arguments_are_refused_without_torch(arguments, advice):
     ("line", "values"),
     [
         ("multidraft generate --scheme iid:l", ["iid:lorenz", "iid:linear_program"]),
-        ("multidraft generate --scheme spechub:", ["spechub:spechub", "spechub:naive", "spechub:max_flow", "spechub:linear_program"]),
+        (
+            "multidraft generate --scheme spechub:",
+            ["spechub:spechub", "spechub:naive", "spechub:max_flow", "spechub:linear_program"],
+        ),
         ("multidraft serve --target s", ["smollm2"]),
         ("multidraft tune --draft eag", ["eagle3:", "eagle3:smollm2"]),
         ("multidraft train-head --kind d", ["dflash"]),
