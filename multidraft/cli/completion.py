@@ -21,6 +21,11 @@ def drafts(incomplete: str) -> list[str]:
     return matching([*DRAFTERS, *PAIRS, f"{COPY}+{HEADS[0]}:{SMOLLM2}", f"{HEADS[0]}:{SMOLLM2}"], incomplete)
 
 
+def heads(incomplete: str) -> list[str]:
+    """Draft heads."""
+    return matching([f"{HEADS[0]}:{SMOLLM2}", *(f"{name}:" for name in HEADS)], incomplete)
+
+
 def matching(names: list[str], incomplete: str) -> list[str]:
     """Names that begin so."""
     return [name for name in names if name.startswith(incomplete)]

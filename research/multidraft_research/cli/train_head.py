@@ -10,6 +10,7 @@ from typer import Option
 
 from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
+from multidraft.cli.export_head import HUB_NAMES
 from multidraft.cli.models import SMOLLM2, Loader, load_models, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -17,8 +18,6 @@ from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:
     from multidraft_research.training.heads.course import Target
-
-KNOWN = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the names by which others find a target
 
 
 class Kind(StrEnum):
@@ -69,7 +68,7 @@ def train_head(
         check_pretrained_names(Loader(), target)
         model: Any
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
-        of = course.Target(model.requires_grad_(False), KNOWN.get(target, target))
+        of = course.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
         mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
         plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
         try:
