@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.generation import DEFAULT_TREE
+from multidraft.verification import registry
 from multidraft.zoo import FOLDER, load_pair
 
 ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
@@ -65,8 +66,9 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")  # transformers speaks of padding and of code that it trusts
 @pytest.mark.parametrize("snippet", snippets())
-def test_snippets_run(snippet, names):
+def test_snippets_run(snippet, names, monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(registry, "SCHEMES", dict(registry.SCHEMES))  # what a snippet registers is forgotten
     assert snippet.how in (None, EMBEDDED, FILES)
     if snippet.code.startswith(">>>"):
         test = doctest.DocTestParser().get_doctest(snippet.code, {}, "snippet", None, 0)
@@ -86,6 +88,11 @@ def test_snippets_run(snippet, names):
     with redirect_stdout(StringIO()) as printed:
         exec(code, known)
     assert snippet.printed in (None, printed.getvalue())
+
+
+def test_the_page_on_rules_shows_the_example_as_it_is():
+    example = (ROOT / "examples" / "own_rule.py").read_text()
+    assert f"```python\n{example}```\n" in (ROOT / "docs" / "extending.md").read_text()
 
 
 @pytest.mark.filterwarnings("ignore")
