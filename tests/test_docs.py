@@ -14,6 +14,7 @@ from typer import cli as typer_cli
 from typer.testing import CliRunner
 
 import multidraft as md
+from multidraft.cli import report
 from multidraft.generation import DEFAULT_TREE
 from multidraft.verification import registry
 from multidraft.zoo import FOLDER, load_pair
@@ -88,6 +89,17 @@ def test_snippets_run(snippet, names, monkeypatch):
     with redirect_stdout(StringIO()) as printed:
         exec(code, known)
     assert snippet.printed in (None, printed.getvalue())
+
+
+def test_the_demo_compares_enough_for_a_verdict():
+    """Its prompts are there, and its steps suffice if one gives up to 2.4 tokens, more than SmolLM2's do."""
+    limit, tokens = re.search(
+        r"--compare --limit (\d+) --max-new-tokens (\d+)", (ROOT / "Makefile").read_text()
+    ).groups()
+    assert int(limit) >= report.MIN_PROMPTS
+    assert int(limit) * int(tokens) >= 2.4 * report.MIN_STEPS
+    for name in ("demo_chats.jsonl", "demo_prompts.jsonl"):
+        assert len((FOLDER / "prompts" / name).read_text().splitlines()) >= int(limit)
 
 
 def test_the_page_on_rules_shows_the_example_as_it_is():
