@@ -167,7 +167,18 @@ def test_worker_processes_import_what_the_command_line_imports(module_folder: Pa
     texts = []
     for workers in (1, 2):
         file = module_folder / f"{workers}.jsonl"
-        options = ["--scheme", "mine:right", "--tree", "2x1", "--max-new-tokens", 4, "--workers", workers]
+        options = [
+            "--scheme",
+            "mine:right",
+            "--walk",
+            "commit",
+            "--tree",
+            "2x1",
+            "--max-new-tokens",
+            4,
+            "--workers",
+            workers,
+        ]
         models = ["--target", "embedded", "--prompts", "prompts.jsonl", "--jsonl", file, "--seed", 1]
         result = run("--import", "top", "generate", *models, *options)
         assert result.exit_code == 0, result.output
