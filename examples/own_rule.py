@@ -26,4 +26,4 @@ def wrong(target, draft, drafted):
 md.register("mine:right", law="iid", rule=right)
 md.register("mine:wrong", law="iid", rule=wrong)
 for name in ("mine:right", "mine:wrong"):
-    print(name, md.audit(name, drafts=2, vocabulary=()).sentence, sep=": ")
+    print(name, md.audit(name, drafts=2, vocabulary=()).verdict, sep=": ")

@@ -14,7 +14,9 @@ from typer import cli as typer_cli
 from typer.testing import CliRunner
 
 import multidraft as md
+from multidraft.cli import report
 from multidraft.generation import DEFAULT_TREE
+from multidraft.verification import registry
 from multidraft.zoo import FOLDER, load_pair
 
 ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
@@ -65,8 +67,9 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")  # transformers speaks of padding and of code that it trusts
 @pytest.mark.parametrize("snippet", snippets())
-def test_snippets_run(snippet, names):
+def test_snippets_run(snippet, names, monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(registry, "SCHEMES", dict(registry.SCHEMES))  # what a snippet registers is forgotten
     assert snippet.how in (None, EMBEDDED, FILES)
     if snippet.code.startswith(">>>"):
         test = doctest.DocTestParser().get_doctest(snippet.code, {}, "snippet", None, 0)
@@ -86,6 +89,22 @@ def test_snippets_run(snippet, names):
     with redirect_stdout(StringIO()) as printed:
         exec(code, known)
     assert snippet.printed in (None, printed.getvalue())
+
+
+def test_the_demo_compares_enough_for_a_verdict():
+    """Its prompts are there, and its steps suffice if one gives up to 2.4 tokens, more than SmolLM2's do."""
+    limit, tokens = re.search(
+        r"--compare --limit (\d+) --max-new-tokens (\d+)", (ROOT / "Makefile").read_text()
+    ).groups()
+    assert int(limit) >= report.MIN_PROMPTS
+    assert int(limit) * int(tokens) >= 2.4 * report.MIN_STEPS
+    for name in ("demo_chats.jsonl", "demo_prompts.jsonl"):
+        assert len((FOLDER / "prompts" / name).read_text().splitlines()) >= int(limit)
+
+
+def test_the_page_on_rules_shows_the_example_as_it_is():
+    example = (ROOT / "examples" / "own_rule.py").read_text()
+    assert f"```python\n{example}```\n" in (ROOT / "docs" / "extending.md").read_text()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -121,3 +140,32 @@ def test_the_page_of_the_command_line_is_its_help():
 def test_the_pages_name_the_default_and_readme_is_short():
     assert f"default is `{DEFAULT_TREE}`" in (ROOT / "docs" / "choosing.md").read_text()
     assert len(re.findall(r"\S*\w\S*", (ROOT / "README.md").read_text())) <= 600
+
+
+def test_the_home_page_has_the_readmes_table_picture_and_install_lines():
+    readme, home = ((ROOT / page).read_text() for page in ("README.md", "docs/index.md"))
+    table = re.findall(r"^\|.*\|$", readme, re.M)
+    install = re.search(r"```console\n\$ pip install.*?```", readme, re.S)
+    picture = re.search(r"^!\[.*$", readme, re.M)
+    assert table
+    assert install
+    assert picture
+    for part in ("\n".join(table), install[0], picture[0].replace("docs/", "")):
+        assert part in home
+
+
+@pytest.mark.slow  # 2 s; `make check` builds the site too
+def test_the_site_has_all_that_pages_link_to_and_loads_nothing_from_elsewhere(tmp_path, caplog):
+    """`mkdocs build --strict`; with the theme's way to colour code, which it loads from another host, it fails."""
+    config = pytest.importorskip("mkdocs.config")
+    from mkdocs.commands.build import build
+    from mkdocs.exceptions import Abort
+
+    def site(**settings: Any) -> Path:
+        build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True, **settings))
+        return tmp_path
+
+    assert "smollm2" in (site() / "results" / "index.html").read_text()
+    with pytest.raises(Abort):
+        site(theme={"name": "readthedocs", "highlightjs": True})
+    assert "loads from elsewhere" in caplog.text

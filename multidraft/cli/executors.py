@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import islice
 from types import ModuleType
 
+from multidraft.cli.imports import with_imports
 from multidraft.errors import AdviceError, optional
 from multidraft.io.journal import Journal, Record
 
@@ -68,9 +69,9 @@ class Processes:
         from concurrent.futures.process import BrokenProcessPool
         from multiprocessing import get_context
 
-        deaths = 0
+        deaths, initargs = 0, (with_imports(work),)
         while jobs:
-            pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=start_worker, initargs=(work,))
+            pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=start_worker, initargs=initargs)
             try:
                 for record in pool.map(run_job, jobs):
                     yield record
@@ -98,7 +99,7 @@ class Cluster:
         resources = {"num_cpus": 1, "num_gpus": gpus_per_worker(ray)}
         settings = resources | {"max_calls": 0, "max_retries": MAX_WORKER_DEATHS - 1}  # a worker loads its models once
         task = ray.remote(**settings)(run_pickled_job)
-        pickled_work, jobs_left, pending = ray.put(pickle.dumps(work)), iter(jobs), {}
+        pickled_work, jobs_left, pending = ray.put(pickle.dumps(with_imports(work))), iter(jobs), {}
 
         def submit(count: int) -> None:
             for job in islice(jobs_left, count):

@@ -1,10 +1,8 @@
 """The command line: our commands, those of other packages, and one-line messages for errors that a user can fix."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
@@ -13,11 +11,13 @@ from typer.core import TyperGroup
 
 from multidraft import __version__, machine
 from multidraft.cli import terminal
+from multidraft.cli.export_head import export_head
 from multidraft.cli.generate import generate
+from multidraft.cli.imports import import_modules
 from multidraft.cli.options import CheckedCommand, without_types
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
-from multidraft.errors import AdviceError, BrokenProgram, shown_error
+from multidraft.errors import AdviceError, BrokenProgram
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
@@ -142,20 +142,13 @@ def schemes(
 app = typer.Typer(
     cls=Commands, help=ABOUT, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-for command in (generate, schemes, serve, tune):
+for command in (export_head, generate, schemes, serve, tune):
     app.command(cls=CheckedCommand)(command)
 
 
 def import_all(modules: list[str] | None) -> list[str] | None:
     """Import modules, also from the current folder, so that scheme names can refer to their rules."""
-    for module in modules or ():
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-        try:
-            import_module(module)
-        except Exception as error:  # importing it may raise anything
-            what = shown_error(error)
-            raise AdviceError(f"--import {module} fails with {what}; give a module's name, as in my_rules") from error
+    import_modules(modules or ())
     return modules
 
 

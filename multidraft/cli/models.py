@@ -32,8 +32,9 @@ TARGET_HELP = (
     "Folder, hub name, GGUF file, `smollm2` or `embedded`. Default: smollm2 if it is installed, else embedded."
 )
 DRAFT_HELP = (
-    f"As a target, or {BUILT_IN_HELP}, or a head: `{':FOLDER`, `'.join(HEADS)}:FOLDER`; `0.9*a+0.1*b` mixes; "
-    "`copy+a` looks up the text first; `a,b` lists; `none` decodes plainly. Default: the target's own, else `lookup`."
+    f"As a target, or {BUILT_IN_HELP}, or a head: `{':FOLDER`, `'.join(HEADS)}:FOLDER`, or its hub name; "
+    "`0.9*a+0.1*b` mixes; `copy+a` looks up the text first; `a,b` lists; `none` decodes plainly. Default: the target's "
+    "own, else `lookup`."
 )
 ENGINES = TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
 ENGINE_HELP = (
@@ -280,6 +281,8 @@ def built_in_drafter(name: str, target: "Model") -> "Model":
 
     drafter, _, number = (LOOKUP if name == COPY else name).partition(":")
     if drafter in HEADS:
+        if "/" in number:
+            go_offline_without_hub([number])
         return head(name, target)
     if drafter == "layers":
         return first_layers(target, int(number))

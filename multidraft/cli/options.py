@@ -14,6 +14,7 @@ from typer import Option
 from typer.core import TyperCommand
 
 from multidraft.autotune.limits import Limits
+from multidraft.cli import completion
 from multidraft.cli.executors import RAY_HELP, WORKERS_HELP
 from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, TARGET_HELP, TRUST_HELP
 from multidraft.decoding.shapes import TreeShape
@@ -45,9 +46,10 @@ def option(text: str, panel: str, *names: str, **settings: Any) -> Any:
     return Option(*names, help=text, rich_help_panel=panel, **settings)
 
 
-Target = Annotated[str | None, option(TARGET_HELP, MODELS)]
-Draft = Annotated[str | None, option(DRAFT_HELP, MODELS)]
-Scheme = Annotated[str, option("Drafting law and rule; see `multidraft schemes`.", DRAFTING)]
+SCHEME_HELP = "Drafting law and rule; see `multidraft schemes`."
+Target = Annotated[str | None, option(TARGET_HELP, MODELS, autocompletion=completion.targets)]
+Draft = Annotated[str | None, option(DRAFT_HELP, MODELS, autocompletion=completion.drafts)]
+Scheme = Annotated[str, option(SCHEME_HELP, DRAFTING, autocompletion=completion.schemes)]
 Walk = Annotated[str, option("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)]
 Seed = Annotated[int | None, option(SEED_HELP, RUN, min=0, max=2**32)]
 Limit = Annotated[int | None, option("Only the first N prompts of the file.", PROMPTS, min=1)]
@@ -117,6 +119,10 @@ class CheckedCommand(TyperCommand):
             for fault in filter(None, map(fault_of, value if isinstance(value, list | tuple) else [value])):
                 raise AdviceError(f"{max(parameter.opts, key=len)} {fault}")
         return remaining
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first sentence of its help, whole."""
+        return super().get_short_help_str(max(limit, 1000))
 
     def get_params(self, ctx: Any) -> list[Any]:
         return without_types(super().get_params(ctx))

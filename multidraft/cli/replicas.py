@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.executors import check_address, connect, gpus_per_worker
+from multidraft.cli.imports import IMPORTED, import_modules
 from multidraft.cli.models import Loader, default_pair, load, parse
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
@@ -123,9 +124,9 @@ def deployment(serving: Serving, min_replicas: int, max_replicas: int, gpus: int
     """
     from ray import serve
 
-    rows = serving.limits.rows
+    rows, modules = serving.limits.rows, tuple(IMPORTED)
     replicas: Any = serve.deployment(
-        serve.ingress(lambda: app_of(serving))(),
+        serve.ingress(lambda: app_of(serving, modules))(),
         name=APP_NAME,
         ray_actor_options={"num_cpus": serving.threads or 1, "num_gpus": gpus},
         autoscaling_config={
@@ -141,10 +142,11 @@ def deployment(serving: Serving, min_replicas: int, max_replicas: int, gpus: int
     return replicas.bind()
 
 
-def app_of(serving: Serving) -> "FastAPI":
-    """Build the app in its replica."""
+def app_of(serving: Serving, modules: tuple[str, ...]) -> "FastAPI":
+    """Import modules and build the app, in its replica."""
     from multidraft.server.process import in_thread
 
+    import_modules(modules)
     app = in_thread(serving.app).result()
     threading.Thread(target=export_metrics, args=(app.state.service.metrics,), name="metrics", daemon=True).start()
     return app

@@ -216,6 +216,12 @@ class Info:
         )
         return values | self.as_vllm()
 
+    def __str__(self) -> str:
+        """A table of the names of docs/metrics.md, for `print(info)`; without what was not measured."""
+        values = {name: value for name, value in self.as_dict().items() if value is not None}
+        width = max(map(len, values))
+        return "\n".join(f"{name:<{width}}  {shown_value(value)}" for name, value in values.items())
+
     def as_vllm(self) -> dict[str, object]:
         """What vLLM reports too, in its names."""
         return dict(
@@ -228,6 +234,19 @@ class Info:
             num_accepted_tokens_per_pos=self.accepted_at_depth,
             per_position_acceptance_rate=self.depth_rates,
         )
+
+
+def shown_value(value: object) -> str:
+    """Numbers of at most four digits behind the point; lists and dictionaries on one line.
+
+    >>> shown_value({"draft": 0.123456, "total": 2.0}), shown_value([3, 1])
+    ('draft 0.1235, total 2', '3, 1')
+    """
+    if isinstance(value, dict):
+        return ", ".join(f"{name or 'no drafts'} {shown_value(part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(shown_value, value))
+    return f"{value:.4f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def tally(counts: list[int], index: int, last: int) -> None:

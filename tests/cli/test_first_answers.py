@@ -41,6 +41,30 @@ def test_wrong_arguments_are_refused_without_torch(arguments, advice):
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("multidraft generate --scheme iid:l", ["iid:lorenz", "iid:linear_program"]),
+        (
+            "multidraft generate --scheme spechub:",
+            ["spechub:spechub", "spechub:naive", "spechub:max_flow", "spechub:linear_program"],
+        ),
+        ("multidraft serve --target s", ["smollm2"]),
+        ("multidraft tune --draft eag", ["eagle3:", "eagle3:smollm2"]),
+        ("multidraft train-head --kind d", ["dflash"]),
+        ("multidraft train-head --target e", ["embedded"]),
+        ("multidraft audit top:n", ["top:naive"]),
+    ],
+)
+def test_the_shell_completes_values_without_torch(line, values):
+    """As bash asks for them. The last word is what is completed."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_MULTIDRAFT_COMPLETE": "complete_bash"}
+    program = WITHOUT_TORCH.replace("app(sys.argv[1:])", 'app([], prog_name="multidraft")')
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | words)
+    assert ended.stdout.split() == values, ended.stderr
+
+
 def test_the_names_that_are_known_without_torch_are_those_of_the_schemes():
     assert {*names.SCHEME_NAMES} == registry.BUILT_IN
     assert {*names.LAW_NAMES} == {name.split(":")[0] for name in names.SCHEME_NAMES}

@@ -108,6 +108,10 @@ def test_sums_of_reports():
     assert total.row_passes == total.measured == 10
     assert math.isnan(Info().optimal_acceptance_rate)
     assert json.loads(json.dumps(total.as_dict())) == total.as_dict()
+    shown = dict(line.split(maxsplit=1) for line in str(total).splitlines() if len(line.split(maxsplit=1)) == 2)
+    assert shown.keys() <= total.as_dict().keys()
+    assert shown["tokens"] == str(total.tokens)
+    assert float(shown["block_efficiency"]) == pytest.approx(total.block_efficiency, abs=1e-4)
 
 
 def expectation(forest: Forest, depth: int, branches: list[Branch]) -> list[list[float]]:

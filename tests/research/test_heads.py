@@ -1,6 +1,7 @@
 """Heads and small drafts taught on what a target expected: its own states and laws, depths that line up, less loss."""
 
 import json
+import re
 import signal
 
 import numpy as np
@@ -195,7 +196,13 @@ def test_the_command_trains_on_text_of_the_targets_own_and_goes_on(tmp_path, mon
     monkeypatch.setattr(own_text, "ANSWER", 8)
     settings = {"kind": train_head.Kind.medusa, "target": "embedded", "out": tmp_path, "tokens": 90, "vocabulary": 50}
     train_head.train_head(**settings, own=True, steps=2, batch=50, every=2, depth=2)
-    assert "is ready: multidraft generate --target embedded --draft medusa:" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "is ready: multidraft generate --target embedded --draft medusa:" in printed
+    assert re.search(r"step 2 of 2: loss [\d.]+, acceptance by depth [\d.]+ [\d.]+", printed)
+    assert not (tmp_path / "checkpoint.pt").exists()
+    train_head.train_head(**settings, own=True, steps=2, batch=50, every=2, depth=2)
+    assert not (tmp_path / "checkpoint.pt").exists()  # nothing was taught again
+    assert capsys.readouterr().err.count("is ready") == 1
     assert json.loads((tmp_path / "head" / "config.json").read_text())["medusa_num_heads"] == 2
     with pytest.raises(AdviceError, match="is of another lesson"):
         train_head.train_head(**settings, own=True, steps=3, batch=50, every=2, depth=2)

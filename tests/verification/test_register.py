@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ends_with_advice, run
+from commands import ends_with_advice, results, run
 
 import multidraft as md
 from multidraft.verification import registry
@@ -49,14 +49,14 @@ def module_folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.delitem(sys.modules, "top", raising=False)
+    monkeypatch.setattr("multidraft.cli.imports.IMPORTED", [])
     return tmp_path
 
 
 def test_the_example_audits_both_rules(capsys) -> None:
     runpy.run_path(str(EXAMPLE))
     right, wrong = capsys.readouterr().out.splitlines()
-    assert right.startswith("mine:right: mine:right is lossless")
-    assert wrong.startswith("mine:wrong: mine:wrong is biased")
+    assert (right, wrong) == ("mine:right: lossless", "mine:wrong: biased")
     assert len(EXAMPLE.read_text().splitlines()) <= 30
 
 
@@ -158,3 +158,30 @@ def test_settings_make_two_schemes_of_one_rule() -> None:
 def test_what_is_no_rule_gets_advice(call, message: str, unchecked) -> None:
     with pytest.raises(md.AdviceError, match=message):
         call()
+
+
+@pytest.mark.slow  # worker processes import torch
+def test_worker_processes_import_what_the_command_line_imports(module_folder: Path) -> None:
+    """The scheme is known to them, and the texts are those of one process."""
+    (module_folder / "prompts.jsonl").write_text('{"prompt": "It was"}\n{"prompt": "A dark"}\n')
+    texts = []
+    for workers in (1, 2):
+        file = module_folder / f"{workers}.jsonl"
+        options = [
+            "--scheme",
+            "mine:right",
+            "--walk",
+            "commit",
+            "--tree",
+            "2x1",
+            "--max-new-tokens",
+            4,
+            "--workers",
+            workers,
+        ]
+        models = ["--target", "embedded", "--prompts", "prompts.jsonl", "--jsonl", file, "--seed", 1]
+        result = run("--import", "top", "generate", *models, *options)
+        assert result.exit_code == 0, result.output
+        texts.append([(record["id"], record["text"]) for record in results(file)])
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 2

@@ -28,6 +28,8 @@ Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
 Mask = Float[Tensor, "rows 1 block slots"]
 NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ["config.json", "*.safetensors", "pytorch_model*.bin"]
 SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 
 
@@ -321,12 +323,28 @@ def check_runs(reader: Head, target: PreTrainedModel, name: str) -> None:
         raise AdviceError(f"the head {name!r} gives logits that are no numbers; get its files again")
 
 
+def folder_of(name: str) -> Path:
+    """The folder of a head: a shipped one's, one of this machine, or a copy of the hub's; raises AdviceError."""
+    folder = SHIPPED.get(name) or Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not HUB_NAME.fullmatch(name):
+        raise AdviceError(f"there is no folder {name!r}; give one with a head's config.json and weights, or a hub name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # the client's kinds of errors depend on its version
+        advice = "no such folder is here, so the hub was asked: check the name and the network"
+        raise AdviceError(f"the head {name!r} cannot be had: {reason(error)}; {advice}") from None
+
+
 def head(name: str, target: Any) -> Head:
     """The draft head that a name such as `eagle3:FOLDER`, `dflash:FOLDER` or `medusa:FOLDER` stands for.
 
-    It drafts for this target alone, a Hugging Face model. `eagle3:smollm2` is the one that is shipped, for SmolLM2.
-    Raises AdviceError where the files are of no head, of one of another kind, or of one for another target; it says
-    what differs.
+    In place of FOLDER a hub name may stand, such as owner/head. It drafts for this target alone, a Hugging Face model.
+    `eagle3:smollm2` is the one that is shipped, for SmolLM2. Raises AdviceError where the files are of no head, of one
+    of another kind, or of one for another target; it says what differs.
     """
     match = NAMED.fullmatch(name) if isinstance(name, str) else None
     if match is None:
@@ -334,10 +352,7 @@ def head(name: str, target: Any) -> Head:
     target = target.model if isinstance(target, CausalLM) else target
     if not isinstance(target, PreTrainedModel):
         raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(target).__name__}"))
-    folder = SHIPPED.get(match[2]) or Path(match[2]).expanduser()
-    if not folder.is_dir():
-        raise AdviceError(f"there is no folder {match[2]!r}; give one with a head's config.json and weights")
-    module: Any = load_head(folder, target)
+    module: Any = load_head(folder_of(match[2]), target)
     kind = module.settings.kind
     if kind != match[1]:
         raise AdviceError(f"{match[2]!r} holds a head of kind {kind}, not {match[1]}; write {kind}:{match[2]}")

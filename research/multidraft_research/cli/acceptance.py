@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from multidraft.cli import terminal
+from multidraft.cli import completion, terminal
 from multidraft.errors import AdviceError
 from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, recorded
 
@@ -20,14 +20,20 @@ SCHEME = "A scheme of yours beside those of the list, as in module:rule,law=iid;
 def acceptance(
     capture: Annotated[Path | None, Option(help="A folder of `multidraft capture`. Default: record now.")] = None,
     random: Annotated[int, Option(min=0, max=10_000, help="Use N random pairs of 4096 tokens instead.")] = 0,
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
-    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[
+        str | None,
+        Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        Option(help="Draft model: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
+    ] = None,
     prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
     temperature: Annotated[list[float] | None, Option(min=0, help="May be repeated. Default: 0.3, 0.7, 1.")] = None,
     drafts: Annotated[list[int] | None, Option(min=1, max=64, help="May be repeated. Default: 2, 3, 4, 8.")] = None,
-    scheme: Annotated[list[str] | None, Option(help=SCHEME)] = None,
+    scheme: Annotated[list[str] | None, Option(help=SCHEME, autocompletion=completion.schemes)] = None,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from multidraft.cli import terminal
+from multidraft.cli import completion, terminal
+from multidraft.cli.options import SCHEME_HELP
 from multidraft.errors import AdviceError
 from multidraft.machine import hardware
 
@@ -36,7 +37,7 @@ COLUMNS = ["verdict", "TV", "rate", "best"]
 
 
 def audit(
-    name: Annotated[str | None, Argument(help="Drafting law and rule; see `multidraft schemes`.")] = None,
+    name: Annotated[str | None, Argument(help=SCHEME_HELP, autocompletion=completion.schemes)] = None,
     every: Annotated[
         bool, Option("--all", help="Every scheme, also with randomised drafting, and mutants, which are biased.")
     ] = False,

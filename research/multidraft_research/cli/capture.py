@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli import terminal
 from multidraft.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
@@ -61,8 +61,14 @@ class Source:
 
 def capture(
     out: Annotated[Path | None, Option(help="Folder of the capture; the same command goes on with it.")] = None,
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
-    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[
+        str | None,
+        Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        Option(help="Draft model: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
+    ] = None,
     prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,

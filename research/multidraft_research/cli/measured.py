@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli import terminal
 from multidraft.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -73,9 +73,12 @@ def command(name: str, about: str, do: Callable[[StudyRequest, bool], None]) -> 
     def study(
         out: Annotated[Path | None, Option(help=RUN)] = None,
         capture: Annotated[Path | None, Option(help=CAPTURE)] = None,
-        target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
-        draft: Annotated[list[str] | None, Option(help=DRAFT)] = None,
-        scheme: Annotated[list[str] | None, Option(help=SCHEME)] = None,
+        target: Annotated[
+            str | None,
+            Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
+        ] = None,
+        draft: Annotated[list[str] | None, Option(help=DRAFT, autocompletion=completion.drafts)] = None,
+        scheme: Annotated[list[str] | None, Option(help=SCHEME, autocompletion=completion.schemes)] = None,
         prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
         limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
         max_new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,

@@ -12,7 +12,7 @@ Pictures need the extra `plot`, solvers of the optimal transport problem need `t
 `pip install -c constraints.txt -e '.[plot,transport]'`.
 """
 
-study = typer.Typer(help=ABOUT, rich_markup_mode="markdown")
+study = typer.Typer(help=ABOUT, short_help=ABOUT.partition("\n")[0], rich_markup_mode="markdown")
 study.command("solve-time", cls=CheckedCommand)(solve_time.solve_time)
 study.command(cls=CheckedCommand)(curves.curves)
 study.command(cls=CheckedCommand)(toys.toys)

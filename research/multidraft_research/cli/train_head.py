@@ -1,24 +1,27 @@
 """`multidraft train-head`: an EAGLE-3, DFlash or Medusa head for a target, taught on text that the target wrote."""
 
+import math
+import time
+from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Option
 
+from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli import terminal
+from multidraft.cli.export_head import HUB_NAMES
 from multidraft.cli.models import SMOLLM2, Loader, load_models, silence
 from multidraft.errors import AdviceError
-from multidraft.io import files
+from multidraft.io import files, journal
 from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:
     from multidraft_research.training.heads.course import Target
 
-KNOWN = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the names by which others find a target
+TEXT_HELP = 'JSON lines (gz), as {"user": "Name a colour.", "assistant": "Blue."}, or {"text": "..."} without turns.'
 
 
 class Kind(StrEnum):
@@ -31,11 +34,13 @@ class Kind(StrEnum):
 
 def train_head(
     kind: Annotated[Kind, Option(help="Which head.")],
-    target: Annotated[str, Option(help="A folder, a hub name, or smollm2.")],
     out: Annotated[Path, Option(help="Folder for checkpoint, log and head.")],
+    target: Annotated[
+        str, Option(help="A folder, a hub name, or smollm2.", autocompletion=completion.targets)
+    ] = SMOLLM2,
     text: Annotated[
         Path | None,
-        Option(exists=True, dir_okay=False, readable=True, help="JSON lines (gz) of user and assistant, or of text."),
+        Option(exists=True, dir_okay=False, readable=True, help=TEXT_HELP),
     ] = None,
     own: Annotated[bool, Option("--self", help="Let the target write the text first, to OUT/text.jsonl.")] = False,
     states: Annotated[
@@ -66,22 +71,62 @@ def train_head(
     noted = asdict(lesson) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
     with files.hold(out, wait):
         check_same(out / "lesson.json", noted)
+        if (out / "head" / "config.json").is_file() and last_step(out / "log.jsonl") == steps:
+            return ready(out, target, kind)
         check_pretrained_names(Loader(), target)
         model: Any
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
-        of = course.Target(model.requires_grad_(False), KNOWN.get(target, target))
+        of = course.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
         mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
         plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
         try:
             records = course.states.records(text or written(of, tokenizer, out / "text.jsonl", tokens))
             taught = course.capture(model, tokenizer, records, states or out / "states", tokens)
-            for _ in course.teach(of, taught, plan, lesson, out, every, lambda line: typer.echo(str(line), err=True)):
+            for _ in course.teach(of, taught, plan, lesson, out, every, Progress(steps)):
                 pass
+            (out / "checkpoint.pt").unlink(missing_ok=True)  # nothing is left to go on with
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
         except OSError as error:
             raise AdviceError(f"cannot write to {out} ({error.strerror}); choose another --out") from None
+    ready(out, target, kind)
+
+
+def ready(out: Path, target: str, kind: Kind) -> None:
+    """Print how the head is used."""
     terminal.note(f"{out / 'head'} is ready: multidraft generate --target {target} --draft {kind.value}:{out / 'head'}")
+
+
+def last_step(log: Path) -> int:
+    """The step of a log's last line; 0 without one, or where it was torn."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    with suppress(AdviceError, AttributeError):
+        return int(journal.parse(lines[-1], str(log), "").get("step", 0)) if lines else 0
+    return 0
+
+
+class Progress:
+    """Prints loss and acceptance by depth at every look at the held-out text, and how long the rest takes."""
+
+    def __init__(self, steps: int):
+        self.steps, self.begin = steps, time.monotonic()
+        self.first: int | None = None  # the first step that is printed: a stopped run begins late
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        rates = " ".join(f"{rate:.2f}" for rate in line["T=1"])
+        terminal.note(
+            f"step {line['step']} of {self.steps}: loss {line['loss']:.3f}, acceptance by depth {rates}"
+            f"{self.time_left(line['step'])}"
+        )
+
+    def time_left(self, step: int) -> str:
+        """Of the steps since the first line; before the second one nothing is known but what the bar shows."""
+        now = time.monotonic()
+        if self.first is None or step == self.steps:
+            self.first, self.begin = self.first or step, now
+            return ""
+        minutes = (now - self.begin) / (step - self.first) * (self.steps - step) / 60
+        return f", about {math.ceil(minutes)} minutes left"
 
 
 def written(target: "Target", tokenizer: Any, path: Path, tokens: int) -> Path:

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from multidraft.cli import terminal
+from multidraft.cli import completion, terminal
 
 if TYPE_CHECKING:
     from multidraft_research.studies.walks import Line
 
 
 def walks(
-    scheme: Annotated[list[str] | None, Option(help="May be repeated.", show_default="five of them")] = None,
+    scheme: Annotated[
+        list[str] | None,
+        Option(help="May be repeated.", show_default="five of them", autocompletion=completion.schemes),
+    ] = None,
     tree: Annotated[
         list[str] | None, Option(help="May be repeated.", show_default="1x1, 1x1x1, 2x1, 3x1 and 2x2")
     ] = None,

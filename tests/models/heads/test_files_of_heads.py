@@ -1,13 +1,16 @@
 """The files of heads come back as they were written and are known by name; what does not fit is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from commands import ends_with_advice, run
 from heads import CASES, VOCABULARY, WIDTH, module_of
-from multidraft_research.training.heads.saving import save_head, write
+from safetensors.torch import load_file
 from tiny import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -16,8 +19,9 @@ from multidraft import AdviceError
 from multidraft.cli.models import HEADS, built_in_drafter, models_in, parse
 from multidraft.generation.inputs import as_drafter
 from multidraft.models.heads import KINDS
-from multidraft.models.heads.drafters import EagleDrafter, head
+from multidraft.models.heads.drafters import SHIPPED, EagleDrafter, head
 from multidraft.models.heads.files import load_head
+from multidraft.models.heads.saving import save_head, write
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.ngram import NGram
 
@@ -50,6 +54,56 @@ def test_an_output_that_is_left_out_is_rows_of_the_targets(tmp_path):
     target, ours = tiny_model("llama"), module_of(REDUCED)
     save_head(ours, tmp_path, "some/target", whole=False)
     assert load_head(tmp_path, target).lm_head.weight.equal(target.lm_head.weight[ours.ids])
+    assert "no `lm_head.weight`" in (tmp_path / "README.md").read_text()
+    save_head(ours, tmp_path, "some/target")
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_the_shipped_heads_folder_says_that_it_has_no_output():
+    folder = SHIPPED["smollm2"]
+    assert "lm_head.weight" not in weights_of(folder)
+    assert "no `lm_head.weight`" in (folder / "README.md").read_text()
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    """The tensors of a folder."""
+    return load_file(folder / "model.safetensors")
+
+
+def cached(name: str, folder: Path, cache: Path) -> None:
+    """Put a head into a cache of the hub, as though it had been fetched from there."""
+    kept = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, kept / "snapshots" / "abc")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+
+
+def test_a_head_is_taken_by_its_hub_name(tmp_path, monkeypatch):
+    cached("owner/a-head", FOLDER / "eagle3", tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert isinstance(built_in_drafter("eagle3:owner/a-head", target()), EagleDrafter)
+    with pytest.raises(md.AdviceError, match=r"cannot be had: .*; no such folder is here, so the hub was asked"):
+        md.head("eagle3:owner/none", target())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_head_is_exported_with_or_without_its_output(is_whole, tmp_path, monkeypatch):
+    """The rows of the output are the target's, for the tokens that the head drafts."""
+    model = tiny_model("llama")
+    monkeypatch.setattr("multidraft.cli.export_head.load_models", lambda *_: (model, [], None))
+    save_head(module_of(REDUCED), tmp_path / "head", "some/target", whole=False)
+    flag = "--whole" if is_whole else "--without-output"
+    folders = ["--target", "tiny", "--out", tmp_path / "out"]
+    result = run("export-head", f"eagle3:{tmp_path / 'head'}", *folders, flag)
+    assert result.exit_code == 0, result.output
+    weights = weights_of(tmp_path / "out")
+    assert ("lm_head.weight" in weights) == is_whole == (not (tmp_path / "out" / "README.md").exists())
+    ids = module_of(REDUCED).ids
+    assert not is_whole or weights["lm_head.weight"].equal(model.lm_head.weight[ids])
+    assert load_head(tmp_path / "out", model).lm_head.weight.equal(model.lm_head.weight[ids])
+    ends_with_advice(run("export-head", "eagle3:smollm2", *folders), "is not an empty folder")
+    ends_with_advice(run("export-head", "lookup", "--out", tmp_path / "new"), "names no draft head")
 
 
 def test_original_eagle_files_are_read_as_speculators_are(tmp_path):

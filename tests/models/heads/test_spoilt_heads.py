@@ -13,7 +13,6 @@ from zlib import crc32
 import pytest
 import torch
 from heads import module_of
-from multidraft_research.training.heads.saving import save_head
 from safetensors.torch import load_file, save_file
 from spoiling import TENSORS, WRONG, loads_or_says_why, places, spoilt, spoilt_tensors
 from tiny import VOCABULARY, tiny_model
@@ -24,6 +23,7 @@ import multidraft as md
 from multidraft.errors import AdviceError
 from multidraft.models.heads.drafters import head
 from multidraft.models.heads.files import load_head
+from multidraft.models.heads.saving import save_head
 from multidraft.models.loading import settings_in
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -12,9 +12,9 @@ from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.models.heads import Head
 from multidraft.models.heads.configuration import usual_layers
+from multidraft.models.heads.saving import save_head
 from multidraft_research.training.heads import lesson, states
 from multidraft_research.training.heads.lesson import Lesson, Plan
-from multidraft_research.training.heads.saving import save_head
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import Vocabulary
 from multidraft_research.training.teaching import Conversation

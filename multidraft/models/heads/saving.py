@@ -13,6 +13,15 @@ from multidraft.io import files
 from multidraft.models.heads import EAGLE3, MEDUSA, Head, Settings
 from multidraft.models.heads.configuration import FLAGS
 
+WITHOUT_OUTPUT = """# A draft head without its output layer
+
+`model.safetensors` has no `lm_head.weight`: only multidraft reads this folder, which takes those rows from the target.
+vLLM loads such a head without a word and then accepts none of its drafts. For other engines write it whole:
+
+    multidraft export-head {kind}:FOLDER --target {target} --out WHOLE_FOLDER
+"""
+README = "README.md"
+
 
 def save_head(
     head: Head, folder: Path, target: str, architectures: Sequence[str] = (), tokens: int = 3, whole: bool = True,
@@ -21,7 +30,7 @@ def save_head(
     """Write a head; `target` is the name that engines find its target by, `tokens` what they draft by default.
 
     The embedding is left out, as it is the target's; so are its rows of the output where it is not to be `whole`: then
-    only this library reads it.
+    only this library reads it, and a README.md in the folder says so.
     """
     settings: Settings = head.settings
     ids, left_out = head.ids, {"embed_tokens.weight"} | (set() if whole else {"lm_head.weight"})
@@ -34,6 +43,9 @@ def save_head(
     if ids is not None:
         weights["t2d"] = torch.zeros(settings.layer.vocab_size, dtype=torch.bool).index_fill_(0, ids.cpu(), True)
     write(folder, configuration(settings, target, architectures, tokens), weights)
+    (folder / README).unlink(missing_ok=True)
+    if not whole:
+        files.write(folder / README, WITHOUT_OUTPUT.format(kind=settings.kind, target=target).encode())
 
 
 def write(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -> None:
