@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.errors import AdviceError
 from multidraft.sampling import fields as make
 from multidraft.sampling.fields import SAME, PromptContext, Setting, setting
+from multidraft.sampling.grammar import Grammar, check_grammar
 from multidraft.sampling.ranges import (
     CUTOFF,
     FACTOR,
@@ -130,6 +131,9 @@ class SamplingParams:
         off=(0, -1),
         transformers=None,
         **PUBLIC,
+    )
+    grammar: Grammar | None = setting(
+        check_grammar, "What the text must look like.", make.grammar_mask, transformers=None
     )
 
     # Temperature and filters
