@@ -49,7 +49,7 @@ def test_texts_follow_a_json_schema(tmp_path):
     file.write_text('{"type": "array", "items": {"enum": ["yes", 7]}, "minItems": 2, "maxItems": 2}')
     call = ("generate", "--prompt", "Once", *options, "--json-schema", file, "--compare", "--seed", 1)
     report = printed(*call, "--max-new-tokens", 99)
-    (record,) = report["results"]
+    (record,) = report["records"]
     assert set(json.loads(record["text"])) <= {"yes", 7}
     for content, advice in (('{"type": "banana"}', "banana"), ("[", "is not JSON"), ("[]", "use an object")):
         file.write_text(content)
