@@ -24,6 +24,7 @@ MAX_ERROR_CHARACTERS = 200
 MAX_KEPT_MASKS = 64  # of a row: a step asks twice for each node, for the draft and for the target
 WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"  # between two parts of a JSON text: small models would never end any more
 Mask = Bool[np.ndarray, " vocabulary"]
+Path = tuple[int, ...]  # new tokens
 
 
 class Grammar:
@@ -81,14 +82,16 @@ class PathMasks:
         self.text_ends = [token for token in ends if not special(token)]  # which may be a part of the text, too
         self.special_ends = [*self.ends.difference(self.text_ends)]
         self.not_ends = [token for token in grammar.tokenizer.eos_tokens if token not in self.ends]
-        self.kept: OrderedDict[tuple[int, ...], np.ndarray] = OrderedDict()  # packed, by path
+        self.kept: OrderedDict[Path, np.ndarray] = OrderedDict()  # packed, by path
+        self.matcher: Any = None
+        self.path: Path = ()  # of the matcher
         self.restart()
 
     def restart(self) -> None:
         """A new matcher, at the beginning."""
         self.matcher, self.path = self.grammar.matcher.deep_copy(), ()
 
-    def forbidden(self, path: tuple[int, ...]) -> Mask:
+    def forbidden(self, path: Path) -> Mask:
         """The tokens that may not follow; raises AdviceError where the grammar becomes too complex.
 
         All may follow an end of text, or a path that the grammar does not allow: no row ever comes to draw there.
@@ -100,7 +103,7 @@ class PathMasks:
         self.kept.move_to_end(path)
         return np.unpackbits(self.kept[path], count=self.vocabulary).view(bool)
 
-    def computed(self, path: tuple[int, ...]) -> Mask:
+    def computed(self, path: Path) -> Mask:
         """The mask after a path, by the matcher."""
         forbidden = np.zeros(self.vocabulary, bool)
         if not self.ends.isdisjoint(path) or not self.walk_to(path):
@@ -116,10 +119,10 @@ class PathMasks:
             forbidden[self.text_ends] = False
         return forbidden
 
-    def walk_to(self, path: tuple[int, ...]) -> bool:
+    def walk_to(self, path: Path) -> bool:
         """Move the matcher to the end of a path; returns whether the grammar allows the path."""
         shared = next(
-            (place for place, (old, new) in enumerate(zip(self.path, path, strict=False)) if old != new),
+            (place for place, pair in enumerate(zip(self.path, path, strict=False)) if pair[0] != pair[1]),
             min(len(self.path), len(path)),
         )
         if len(self.path) > shared and not self.matcher.rollback(len(self.path) - shared):
@@ -149,9 +152,9 @@ def grammar_text(json_schema: Mapping[str, Any] | str | None, regex: str | None,
         raise AdviceError("a grammar needs one of json_schema, regex and lark; give exactly one")
     matcher = library().LLMatcher
     if json_schema is not None:
-        text = schema_text(json_schema)
+        schema = schema_text(json_schema)
         try:
-            return matcher.grammar_from_json_schema(text, None, json_options())
+            return matcher.grammar_from_json_schema(schema, None, json_options())
         except ValueError as error:  # where it is nested too deep
             raise grammar_error(str(error)) from None
     for name, text in (("regex", regex), ("lark", lark)):
@@ -201,12 +204,6 @@ def grammar_error(message: str) -> AdviceError:
     return AdviceError(f"the grammar cannot be used: {reason}; change it")
 
 
-def check_grammar(name: str, value: Any, vocabulary: int | None = None) -> None:
-    """Raise AdviceError unless it is a Grammar."""
-    if not isinstance(value, Grammar):
-        raise AdviceError(f"{name} is {shown(value)}; use multidraft.Grammar(tokenizer, json_schema=...)")
-
-
 @lru_cache(2)
 def matcher_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> Any:
     """The tokenizer in llguidance's form, which takes up to a second; raises AdviceError on an unknown kind."""
@@ -218,7 +215,7 @@ def matcher_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> Any:
             return lltokenizer_from_vocab(weights.vocab)
         from llguidance.hf import from_tokenizer
 
-        return from_tokenizer(tokenizer)
+        return from_tokenizer(tokenizer)  # type: ignore[arg-type]  # it refuses others
     except Exception as error:  # what the library raises is not documented
         reason = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
         kind = type(tokenizer).__name__

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from multidraft.errors import AdviceError
 from multidraft.sampling import fields as make
 from multidraft.sampling.fields import SAME, PromptContext, Setting, setting
-from multidraft.sampling.grammar import Grammar, check_grammar
 from multidraft.sampling.ranges import (
     CUTOFF,
     FACTOR,
@@ -29,6 +28,7 @@ from multidraft.sampling.ranges import (
     check_anything,
     check_biases,
     check_decay,
+    check_grammar,
     check_sequence_biases,
     check_sequences,
     check_stop_strings,
@@ -132,9 +132,7 @@ class SamplingParams:
         transformers=None,
         **PUBLIC,
     )
-    grammar: Grammar | None = setting(
-        check_grammar, "What the text must look like.", make.grammar_mask, transformers=None
-    )
+    grammar: Any = setting(check_grammar, "What the text must look like.", make.grammar_mask, transformers=None)
 
     # Temperature and filters
     temperature: Number = warper(

@@ -16,7 +16,7 @@ from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
 
 TEXT_PARTS = ("input_text", "output_text", "text")
-UNSUPPORTED = {  # fields, with the values that change nothing, and the reason
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {  # fields, with the values that change nothing, and the reason
     "previous_response_id": ((), "nothing is stored; send the whole conversation as input"),
     "conversation": ((), "nothing is stored; send the whole conversation as input"),
     "background": ((), "an answer comes with its request"),
@@ -83,8 +83,9 @@ def message_of(item: Json) -> Json:
     if not isinstance(content, str | list):
         raise AdviceError(f"input has a message with the content {shown(content)}; use a text, or a list of texts")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in TEXT_PARTS]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+    kept = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in TEXT_PARTS]
+    texts = [text for text in kept if isinstance(text, str)]
+    if len(texts) < len(parts):
         raise AdviceError("input has a part that is not text; send text only")
     return {"role": "system" if role == "developer" else role, "content": "".join(texts)}
 

@@ -40,7 +40,8 @@ def functions_of(tools: list[Json] | None) -> dict[str, Json]:
     functions: dict[str, Json] = {}
     for tool in tools or ():
         function = tool.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
+        function = function if isinstance(function, dict) else {}
+        name = function.get("name")
         if tool.get("type") != "function" or not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
             raise AdviceError(
                 f'tools has {shown(tool)}; use {{"type": "function", "function": {{"name": ..., "parameters": ...}}}} '
