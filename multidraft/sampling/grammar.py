@@ -115,8 +115,8 @@ class PathMasks:
         forbidden[: len(allowed)] = ~allowed
         forbidden[[token for token in self.not_ends if token < self.vocabulary]] = True
         forbidden[self.special_ends] = not is_complete
-        if is_complete:
-            forbidden[self.text_ends] = False
+        if is_complete and not self.special_ends:
+            forbidden[self.text_ends] = False  # else they would stand behind the text
         return forbidden
 
     def walk_to(self, path: Path) -> bool:

@@ -172,6 +172,9 @@ def test_stop_tokens_with_a_text_may_come_within_it_and_other_ends_are_no_ends()
     assert [token for token in range(4) if not masks.forbidden(())[token]] == [0, 1, 2]
     assert [token for token in range(4) if not masks.forbidden((2,))[token]] == [1]
     assert not masks.forbidden((1,)).any()
+    both = PathMasks(grammar(), [1, END], 4)  # nothing stands behind a text that is complete
+    assert [token for token in range(4) if not both.forbidden((2,))[token]] == [1, END]  # `abba` goes on by `b`
+    assert [token for token in range(4) if not PathMasks(grammar(), [0, END], 4).forbidden((1,))[token]] == [END]
 
 
 RECURSIVE = {"$ref": "#"}
