@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from multidraft.generation.generate import generate
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
+    from multidraft.sampling.grammar import Grammar
     from multidraft.sampling.params import SamplingParams
     from multidraft.verification.laws import optimal_acceptance_rate
     from multidraft.verification.registry import scheme, schemes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GGUF",
     "AdviceError",
+    "Grammar",
     "SamplingParams",
     "Tree",
     "audit",
@@ -34,6 +36,7 @@ __version__ = "0.2.0"
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
     "AdviceError": "errors",
     "GGUF": "models.gguf.model",
+    "Grammar": "sampling.grammar",
     "SamplingParams": "sampling.params",
     "Tree": "decoding.tree",
     "audit": "auditing",

@@ -49,11 +49,14 @@ class Job:
     settings: dict[str, Any]
     trace: "TraceFile | None" = None
     plan: str | None = None  # in JSON; shared by several processes
+    schema: str | None = None  # a JSON schema that texts must follow
 
     @property
     def reported_settings(self) -> dict[str, Any]:
         """The settings that the report lists: all that texts depend on, except the prompts."""
-        return {"target": self.target, "draft": self.draft} | self.settings | {"batch": self.batch, "seed": self.seed}
+        form = {} if self.schema is None else {"json_schema": self.schema}
+        models = {"target": self.target, "draft": self.draft}
+        return models | self.settings | form | {"batch": self.batch, "seed": self.seed}
 
     def journal(self, path: Path, prompts: list[Prompt], **extra: object) -> Journal:
         """The journal of the prompts' texts; it is continued only if its settings, with `extra`, are the same."""
@@ -167,6 +170,7 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
         stop_tokenizer=pair.tokenizer,
         trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
+        grammar=None if job.schema is None else md.Grammar(pair.tokenizer, job.schema),
         **job.settings,
     )
     return texts.close(), info

@@ -22,6 +22,7 @@ JSONL_HELP = (
 )
 MAX_NUM_SEQS_HELP = "Prompts decoded at a time; as one ends, the next is read. Results come 16 for each of these."
 PROMPTS_PER_ROW = 16  # of a call with --max-num-seqs, after which its results are written
+SCHEMA_HELP = "File with a JSON schema that every text must follow; a text that is cut may be incomplete."
 WARM_UP_TOKENS = 8  # the first forward passes are slow, and should not count in a comparison
 
 
@@ -49,6 +50,25 @@ def sampling_option(name: str, known: Setting) -> tuple[str, Any, Any]:
 
 SAMPLING_OPTIONS = [sampling_option(name, known) for name, known in SETTINGS.items() if known.option]
 SamplingOptions: Any = make_dataclass("SamplingOptions", SAMPLING_OPTIONS, frozen=True)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the text must look like."""
+
+    json_schema: Annotated[Path | None, o.option(SCHEMA_HELP, o.SAMPLING)] = None
+
+    @property
+    def schema(self) -> str | None:
+        """The text of the schema; raises AdviceError if it cannot be read, or is none."""
+        if self.json_schema is None:
+            return None
+        from multidraft.sampling.grammar import MAX_GRAMMAR_CHARACTERS, check_text, grammar_text, schema_text
+
+        content = files.content(self.json_schema, "the JSON schema", 4 * MAX_GRAMMAR_CHARACTERS)
+        text = schema_text(content.decode(errors="replace"), f"the JSON schema {str(self.json_schema)!r}")
+        check_text(grammar_text(text, None, None))
+        return text
 
 
 @dataclass(frozen=True)
@@ -100,6 +120,7 @@ def generate(
     models: o.ModelOptions,
     source: Source,
     sampling: SamplingOptions,
+    form: Form,
     drafting: o.DraftingOptions,
     run: Run,
     output: Output,
@@ -113,10 +134,10 @@ def generate(
     if run.seed is not None:
         settings["tune_budget"] = 0.0  # timed trees would depend on the clock
     batch = max(run.batch, PROMPTS_PER_ROW * (run.max_num_seqs or 0))
-    job = Job(target, draft, loader, prompts, source.chat, batch, run.seed or 0, settings)
+    job = Job(target, draft, loader, prompts, source.chat, batch, run.seed or 0, settings, schema=form.schema)
     in_shards = (run.workers or 1) > 1 or run.ray is not None
     if not in_shards:
-        output.check(source, source.prompts, models.target, models.draft, drafting.plan)
+        output.check(source, source.prompts, form.json_schema, models.target, models.draft, drafting.plan)
     job.check()
     if in_shards:
         folder = output.shards_folder(source.is_conversation)
@@ -198,5 +219,5 @@ def decode_each_way(
     if not compare:
         return drafted, None, {}
     plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.prompts), drafts=False), job.seed * SEED_STRIDE
-    prompts, keywords = texts.prompts, baselines(pair, job.settings, job.target)
+    prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
     return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in keywords.items()}

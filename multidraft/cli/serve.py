@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 SERVER_PANEL = "Server"
-SERVE_MODULES = {"fastapi": "FastAPI", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+SERVE_MODULES = {"fastapi": "FastAPI", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"} | {
+    "llguidance": "llguidance"
+}
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,13 @@ def count_penalty(_: Any, context: PromptContext) -> Any:
     return new("CountPenalty", params.presence_penalty or 0, params.frequency_penalty or 0, context.length)
 
 
+def grammar_mask(grammar: Any, context: PromptContext) -> Any:
+    """Forbids the tokens after which the text no longer has the form of a grammar."""
+    if not context.params.end_tokens:
+        raise ValueError("it needs an end-of-text token, and eos_token_id names none")
+    return new("GrammarMask", grammar, context.params.end_tokens, context.vocabulary, context.length)
+
+
 def eta_cutoff(cutoff: float, context: PromptContext) -> Any:
     """Forbids tokens that are unlikely, by a bound that falls with the entropy."""
     return new("EtaLogitsWarper", cutoff, device=str(context.device))

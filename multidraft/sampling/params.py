@@ -28,6 +28,7 @@ from multidraft.sampling.ranges import (
     check_anything,
     check_biases,
     check_decay,
+    check_grammar,
     check_sequence_biases,
     check_sequences,
     check_stop_strings,
@@ -131,6 +132,7 @@ class SamplingParams:
         transformers=None,
         **PUBLIC,
     )
+    grammar: Any = setting(check_grammar, "What the text must look like.", make.grammar_mask, transformers=None)
 
     # Temperature and filters
     temperature: Number = warper(

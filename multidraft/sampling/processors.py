@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,6 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from multidraft.errors import AdviceError, shown_error
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, shape_error, upcast
+from multidraft.sampling.grammar import Grammar, PathMasks
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
@@ -76,6 +78,18 @@ class CountPenalty(LogitsProcessor):
         new = input_ids[:, self.prompt_length :]
         count = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new, dtype=scores.dtype))
         return scores - self.presence * (count > 0) - self.frequency * count
+
+
+class GrammarMask(LogitsProcessor):
+    """Forbids the tokens after which the new text no longer has the form of a grammar."""
+
+    def __init__(self, grammar: Grammar, ends: Sequence[int], vocabulary: int, prompt_length: int):
+        self.masks, self.prompt_length = PathMasks(grammar, ends, vocabulary), prompt_length
+
+    def __call__(self, input_ids: Tokens, scores: Scores) -> Scores:
+        new = input_ids[:, self.prompt_length :].tolist()
+        forbidden = torch.from_numpy(np.stack([self.masks.forbidden(tuple(tokens)) for tokens in new]))
+        return scores.masked_fill(forbidden.to(scores.device), -torch.inf)
 
 
 class OneByOne(LogitsProcessor):

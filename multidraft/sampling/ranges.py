@@ -124,3 +124,11 @@ def check_stop_strings(name: str, stops: Any, vocabulary: int | None = None) -> 
             f"{name} has {len(listed)} strings of up to {longest} characters; use at most {MAX_STOP_STRINGS} strings "
             f"of at most {MAX_STOP_CHARACTERS} characters"
         )
+
+
+def check_grammar(name: str, value: Any, vocabulary: int | None = None) -> None:
+    """Raise AdviceError unless it is a Grammar."""
+    from multidraft.sampling.grammar import Grammar
+
+    if not isinstance(value, Grammar):
+        raise AdviceError(f"{name} is {shown(value)}; use multidraft.Grammar(tokenizer, json_schema=...)")

@@ -29,6 +29,7 @@ from multidraft.server import LATE, Refused
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
+from multidraft.server.tools import Call, CallReader
 
 LOG = logging.getLogger(__name__)
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -57,6 +58,7 @@ class Choice:
     def __init__(self, index: int, request: EngineRequest, service: Service, body: GenerationBody):
         self.index, self.request = index, request
         self.stops, self.min_tokens = body.stops, body.min_tokens or 0  # before which stop strings do not count
+        self.calls = call_reader(body)
         self.detokenizer = IncrementalDetokenizer(service.tokenizer, request.prompt)
         self.pieces, self.num_tokens, self.stopped = list[Piece](), 0, False
         self.finish_reason: str | None = None
@@ -86,6 +88,12 @@ class Choice:
         """Return the held pieces, unless a stop string ended the answer."""
         rest = self.detokenizer.close()
         return [] if self.stopped else [*self.pieces, *([Piece(-1, rest, "recovered")] if rest else [])]
+
+
+def call_reader(body: GenerationBody) -> CallReader | None:
+    """What finds calls in an answer; None if the request offers no functions."""
+    names = body.functions if body.tool_choice != "none" else ()
+    return CallReader(names, getattr(body, "parallel_tool_calls", None) is False) if names else None
 
 
 def overlap(text: str, stop: str) -> int:
@@ -278,10 +286,32 @@ class Chat(Completion):
 
     def choice_fields(self, choice: Choice, pieces: list[Piece], streamed: bool = False) -> Json:
         fields = super().choice_fields(choice, pieces)
-        role, content = {} if choice.has_sent else {"role": "assistant"}, {"content": fields["text"]}
+        role = {} if choice.has_sent else {"role": "assistant"}
         if streamed:
-            return {"delta": role | content, "logprobs": fields["logprobs"]}
-        return {"message": role | content | {"refusal": None}, "logprobs": fields["logprobs"]}  # the schema requires it
+            return {"delta": role | self.delta(choice, fields["text"]), "logprobs": fields["logprobs"]}
+        content, calls = self.split(choice, fields["text"])
+        listed = {"tool_calls": [call.as_json() for call in calls]} if calls else {}
+        message = role | {"content": None if calls and not content.strip() else content, "refusal": None} | listed
+        return {"message": message, "logprobs": fields["logprobs"]}
+
+    def delta(self, choice: Choice, text: str) -> Json:
+        """What a piece of text adds to a message; each call comes whole, and has its index."""
+        first = choice.calls.count if choice.calls else 0
+        content, calls = self.split(choice, text)
+        listed = {"tool_calls": [{"index": first + i} | call.as_json() for i, call in enumerate(calls)]}
+        return ({} if calls and not content else {"content": content}) | (listed if calls else {})
+
+    def split(self, choice: Choice, text: str) -> tuple[str, list[Call]]:
+        """A text without the calls in it, and the calls; an answer with calls that is complete ends with them."""
+        if choice.calls is None:
+            return text, []
+        content, calls = choice.calls.add(text)
+        if choice.finish_reason is not None:
+            rest, last_calls = choice.calls.close()
+            content, calls = content + rest, calls + last_calls
+            if choice.calls.count and choice.finish_reason == "stop":
+                choice.finish_reason = "tool_calls"
+        return content, calls
 
     def logprobs(self, choice: Choice, pieces: list[Piece]) -> Json:
         """A list with an entry per token, each with its most likely tokens."""

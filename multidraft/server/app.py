@@ -25,7 +25,9 @@ from multidraft.errors import AdviceError
 from multidraft.server import Refused
 from multidraft.server.answers import Chat, Completion, reply
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from multidraft.server.docs import docs_page
 from multidraft.server.process import error_response
+from multidraft.server.responses import Responses, ResponsesBody
 from multidraft.server.service import Service
 
 PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -40,7 +42,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 MAX_BRACKETS = 1 << 16  # of a body: parsing more JSON lists and objects would block every thread for too long
-PUBLIC_PATHS = {"/", "/health", "/metrics"}  # that need no key
+PUBLIC_PATHS = {"/", "/docs", "/health", "/metrics"}  # that need no key
 HANDLED_ERRORS: Any = (ValidationError, AdviceError, Refused, ClientDisconnect, AnyHTTPException, Exception)
 
 
@@ -136,6 +138,15 @@ def add_answers(app: FastAPI, service: Service) -> None:
     add_post_route(app, service, "/v1/completions", CompletionBody, partial(answer, response_type=Completion))
     add_post_route(app, service, "/v1/chat/completions", ChatBody, partial(answer, response_type=Chat))
 
+    async def respond(request: Request, body: ResponsesBody) -> Response:
+        check_name(service, body.model)
+        chat = await service.in_worker(body.as_chat)
+        engine_requests = await service.in_worker(service.make_requests, chat)
+        answers = Responses(service, chat, engine_requests, request.scope.get("request_id", ""), body)
+        return await reply(request, answers)
+
+    add_post_route(app, service, "/v1/responses", ResponsesBody, respond)
+
 
 def add_tokens(app: FastAPI, service: Service) -> None:
     """Add the routes of the tokenizer."""
@@ -198,6 +209,10 @@ def add_state(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(docs_page(app.openapi()), headers=SECURITY_HEADERS)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -4,6 +4,7 @@ Unknown fields are ignored, because clients send many. Known fields that are not
 """
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, cast
 
 import torch
@@ -11,10 +12,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from multidraft.errors import AdviceError
 from multidraft.sampling.checks import check as check_setting
+from multidraft.sampling.grammar import Grammar
 from multidraft.sampling.params import SETTINGS, SamplingParams
 from multidraft.sampling.ranges import check_stop_strings, check_tokens
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
+from multidraft.server.tools import functions_of
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -74,6 +77,11 @@ class GenerationBody(SamplingBody):
         """How many most likely tokens are listed per token; None without log-probabilities."""
         return None
 
+    @cached_property
+    def functions(self) -> dict[str, dict[str, Any]]:
+        """The functions that the answer may call: the schema of their arguments by name."""
+        return {}
+
     @property
     def new_tokens(self) -> int | None:
         """The requested number of new tokens, if any."""
@@ -112,7 +120,12 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Count | None = None
     tools: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @cached_property
+    def functions(self) -> dict[str, dict[str, Any]]:
+        return functions_of(self.tools)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -139,7 +152,7 @@ class DetokenizeBody(BaseModel):
     tokens: Tokens
 
 
-NO_FORCED_FORMAT = "the form of an answer cannot be forced"
+OTHER_FORM = "use response_format"
 UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give wrong answers
     "suffix": "text is continued, not filled in",
     "use_beam_search": "beam search has no distribution",
@@ -147,7 +160,7 @@ UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give 
     "allowed_token_ids": "use logit_bias",
     "logits_processors": "the server runs no code of a client's",
     "chat_template": "the server has its own",
-} | dict.fromkeys("guided_json guided_regex guided_choice guided_grammar structured_outputs".split(), NO_FORCED_FORMAT)
+} | dict.fromkeys("guided_json guided_regex guided_choice guided_grammar structured_outputs".split(), OTHER_FORM)
 
 
 def sampling_values(body: GenerationBody) -> dict[str, Any]:
@@ -161,11 +174,16 @@ def sampling_values(body: GenerationBody) -> dict[str, Any]:
 
 
 def sampling_of(
-    body: GenerationBody, prompt: Sequence[int], vocabulary: int, ends: Collection[int], device: torch.device
+    body: GenerationBody,
+    prompt: Sequence[int],
+    vocabulary: int,
+    ends: Collection[int],
+    device: torch.device,
+    grammar: Grammar | None = None,
 ) -> Sampling:
     """What an answer to a prompt is sampled with."""
     values = {SERVED[served]: value for served, value in sampling_values(body).items()}
-    params = SamplingParams(**values, logit_bias=body.logit_bias, eos_token_id=sorted(ends))
+    params = SamplingParams(**values, logit_bias=body.logit_bias, eos_token_id=sorted(ends), grammar=grammar)
     return params.compile(prompt, vocabulary, device)
 
 
@@ -188,15 +206,10 @@ def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
 
 
 def check_unsupported(body: GenerationBody) -> None:
-    """Raise on unsupported fields, and on a forced answer format or tool call."""
+    """Raise on unsupported fields."""
     fields = vars(body) | (body.model_extra or {})
     for name, reason in UNSUPPORTED_FIELDS.items():
         if fields.get(name) not in (None, False, "", [], {}, 0):
             raise AdviceError(f"{name} is not supported: {reason}; leave it out")
     if body.best_of not in (None, body.choices):
         raise AdviceError("best_of is not supported: all answers are returned; leave it out, and set n")
-    answer_format = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
-    if answer_format not in (None, "text"):
-        raise AdviceError(f"response_format may only be text: {NO_FORCED_FORMAT}; leave it out")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise AdviceError("tool_choice may be none or auto: no answer can be forced to call a tool")

@@ -22,9 +22,12 @@ from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, sequence_limits, vocabulary_of
 from multidraft.generation.text import encode_messages
 from multidraft.sampling.generation_config import ends_of
+from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED, Refused
 from multidraft.server.bodies import ChatBody, CompletionBody, GenerationBody, check, sampling_of
 from multidraft.server.engine import Engine, send_updates
+from multidraft.server.structured import grammar_of
+from multidraft.server.tools import with_call_objects
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -169,7 +172,9 @@ class Service:
 
     def encode_chat(self, messages: list[dict[str, Any]], **settings: Any) -> list[int]:
         """The tokens of messages, formatted by the chat template."""
-        fitting_messages = [message | {"content": self.check_text(text_of(message))} for message in messages]
+        fitting_messages = [
+            with_call_objects(message) | {"content": self.check_text(text_of(message))} for message in messages
+        ]
         tokens = encode_messages(self.tokenizer, fitting_messages, **settings | {"chat_template": self.template})
         if not tokens:
             raise AdviceError("the conversation is empty; say something in it")
@@ -200,10 +205,10 @@ class Service:
     def make_requests(self, body: GenerationBody) -> list[Request]:
         """One request per answer to each prompt; raises AdviceError on invalid or excessive requests."""
         check(body, self.limits, self.vocabulary)
-        prompts = self.prompts(body)
+        grammar, prompts = grammar_of(body, self.tokenizer), self.prompts(body)
         sequence_limits(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # checks them
         rows = [(prompt, self.new_tokens(body, prompt)) for prompt in prompts for _ in range(body.choices)]
-        return [self.make_request(body, *row, index) for index, row in enumerate(rows)]
+        return [self.make_request(body, *row, index, grammar) for index, row in enumerate(rows)]
 
     def new_tokens(self, body: GenerationBody, prompt: list[int]) -> int:
         """The number of new tokens: the requested one, else the default, limited by the room that is left."""
@@ -220,14 +225,16 @@ class Service:
             raise AdviceError("max_tokens is 0, which needs echo; ask for more tokens")
         return count
 
-    def make_request(self, body: GenerationBody, prompt: list[int], new_tokens: int, index: int) -> Request:
+    def make_request(
+        self, body: GenerationBody, prompt: list[int], new_tokens: int, index: int, grammar: Grammar | None
+    ) -> Request:
         """The engine's request for one answer; with a seed its random numbers are reproducible."""
         end_tokens = (set() if body.ignore_eos else self.end_tokens) | set(body.stop_token_ids or ())
         seed = secrets.randbits(62) if body.seed is None else (body.seed * SEED_STRIDE + index) % 2**63
         return Request(
             prompt,
             new_tokens,
-            sampling=sampling_of(body, prompt, self.vocabulary, end_tokens, self.engine.target.device),
+            sampling=sampling_of(body, prompt, self.vocabulary, end_tokens, self.engine.target.device, grammar),
             generator=torch.Generator().manual_seed(seed),
             stop=Stop(frozenset(end_tokens)),
             num_logprobs=body.num_logprobs,

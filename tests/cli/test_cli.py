@@ -43,6 +43,19 @@ def ours(pair: Path) -> list[object]:
     return ["generate", "--target", pair / "target", "--draft", pair / "draft"]
 
 
+def test_texts_follow_a_json_schema(tmp_path):
+    """With drafts and without; a wrong schema is told before a model is loaded."""
+    file, options = tmp_path / "schema.json", ("--target", "embedded", "--draft", "embedded", "--tree", "2x1")
+    file.write_text('{"type": "array", "items": {"enum": ["yes", 7]}, "minItems": 2, "maxItems": 2}')
+    call = ("generate", "--prompt", "Once", *options, "--json-schema", file, "--compare", "--seed", 1)
+    report = printed(*call, "--max-new-tokens", 99)
+    (record,) = report["records"]
+    assert set(json.loads(record["text"])) <= {"yes", 7}
+    for content, advice in (('{"type": "banana"}', "banana"), ("[", "is not JSON"), ("[]", "use an object")):
+        file.write_text(content)
+        ends_with_advice(run("generate", "--prompt", "Once", "--target", "none", "--json-schema", file), advice)
+
+
 def test_json_has_the_promised_names_and_nothing_else_is_on_stdout(pair, prompts):
     report = printed(*ours(pair), "--prompts", prompts, "--limit", 2, "--max-new-tokens", 12, "--compare")
     assert (report["tokens"], report["interrupted"]) == (24, False)

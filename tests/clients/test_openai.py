@@ -68,6 +68,6 @@ def test_refusals_are_the_clients_own_errors(client):
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="other", prompt="The")
     with pytest.raises(openai.BadRequestError, match="response_format"):
-        client.chat.completions.create(model=NAME, messages=MESSAGES, response_format={"type": "json_object"})
+        client.chat.completions.create(model=NAME, messages=MESSAGES, response_format={"type": "xml"})
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.completions.create(model=NAME, prompt="The", temperature=-1)
