@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from multidraft.errors import AdviceError, BrokenProgram
 from multidraft.server import LOADING, Limits, Refused
+from multidraft.server.page import page_response
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -192,8 +193,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by the app, or with 503 while the app is loading."""
-        await (self.app or error_response(Refused(*LOADING)))(scope, receive, send)
+        """Answer a request by the app; while it is loading with 503, or with the page, which waits for the app."""
+        is_page = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"
+        response = self.app or (page_response() if is_page else error_response(Refused(*LOADING)))
+        await response(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

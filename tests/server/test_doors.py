@@ -171,9 +171,13 @@ def test_health_is_answered_before_the_models_are_there():
             response = client.get(address)
             assert response.status_code == 503
             assert "loaded" in response.json()["error"]["message"]
+        assert client.post("/").status_code == 503
+        page = client.get("/")  # waits by itself, and for nobody's script but its own
+        assert (page.status_code, "script-src 'sha256-" in page.headers["content-security-policy"]) == (200, True)
         there.set()
         until(lambda: server.app)
         assert client.get("/health").status_code == 200
+        assert client.get("/").text == page.text
 
 
 def test_an_empty_host_is_not_taken_for_all_of_them():
