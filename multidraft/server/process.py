@@ -183,7 +183,7 @@ class Server(uvicorn.Server):
         self.exit_stack = AsyncExitStack()
         config = uvicorn.Config(
             with_request_id(self.answer),  # which Ray Serve does by itself
-            http=type("TimedConnection", (Connection,), {"patience": limits.receive}),
+            http=type("TimedConnection", (Connection,), {"header_timeout": limits.receive}),
             ws="none",
             lifespan="off",
             log_level="warning",
