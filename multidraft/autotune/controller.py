@@ -76,6 +76,7 @@ class Auto(Growing):
         self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
         self.trees: list[TokenTree] = []
         self.costs: Costs | None = None  # that the current prices come from
+        self.measured_plain_seconds: float | None = None  # of a step, which another thread may read
         self.rows = self.steps = self.steps_without_drafts = 0
         self.steps_with_first_tree = Counter[int]()  # by rows
         self.pause = self.steps_to_probe = FIRST_PAUSE
@@ -85,6 +86,11 @@ class Auto(Growing):
     def skips_draft_model(self) -> bool:
         """Whether the draft model is not asked at present, so that it need not catch up."""
         return self.kind == "pass" and bool(self.rows) and not (self.model_pays or self.is_probing)
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """The seconds of a step without drafts, once they are well known."""
+        return self.measured_plain_seconds
 
     @property
     def has_costs(self) -> bool:
@@ -138,6 +144,7 @@ class Auto(Growing):
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
         rates = self.recent.rates(self.prior, DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT)
         self.costs = costs = self.profile.costs(rows) if self.profile.known else DEFAULT_COSTS.scaled(rows)
+        self.measured_plain_seconds = costs.seconds(NO_WORK) if self.is_settled(rows) else None
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "pass" else CHAINS[:1]
             forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
@@ -148,6 +155,11 @@ class Auto(Growing):
         self.price(rates, costs, rate, self.prompt_reads_per_token, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
         if self.model_pays:  # it has to go on paying before pauses are as short as at first
             self.pause = max(self.pause // 2, FIRST_PAUSE)
+
+    def is_settled(self, rows: int) -> bool:
+        """Whether costs are known and steps with so many rows not timed any more; the first ones are often too slow."""
+        is_timed = self.profile.measured(rows, False) >= MAX_SAMPLES or self.profile.spent_near(rows) >= self.budget
+        return is_timed and bool(self.profile.known)
 
     def probe(self) -> None:
         """Ask a draft model that does not pay again after a pause; each pause is longer than the one before."""

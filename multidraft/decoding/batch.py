@@ -148,6 +148,9 @@ class Batch:
         self.info.add_seconds(clock.seconds)
         if reading.state is not None and begins and not reading.is_repeated:
             self.answer(reading)
+        elif reading.state is None:
+            progress = zip(reading.requests, reading.tokens_read, strict=True)
+            self.updates += [(request, Update(prompt_tokens_read=tokens)) for request, tokens in progress]
         if reading.is_over and reading.is_repeated:
             reading.is_repeated = False
             self.step_alone(reading)

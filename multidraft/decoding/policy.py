@@ -43,6 +43,11 @@ class TreePolicy(ABC):
         return False
 
     @property
+    def plain_seconds(self) -> float | None:
+        """The measured seconds of a step without drafts, for as many rows as decode now; None if it is not known."""
+        return None
+
+    @property
     def slack(self) -> int:
         """The slots of a KV cache that a row may need beyond its tokens."""
         return 2 * self.max_nodes + 2

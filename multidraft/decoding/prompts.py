@@ -79,6 +79,11 @@ class Reading:
         is_read = self.config.policy.skips_draft_model or not any(row.unread for row in self.state.rows)
         return self.state.draft is None or is_read
 
+    @property
+    def tokens_read(self) -> list[int]:
+        """How many tokens of every prompt the target has read, or need not read again."""
+        return [len(text) - len(unread) for text, unread in zip(self.texts, self.unread, strict=True)]
+
     def advance(self, budget: float | int) -> int:
         """Read some more tokens, `budget` at most but one a row at least, and return their number."""
         if self.state is None:

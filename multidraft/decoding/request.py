@@ -40,12 +40,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Update:
-    """What has happened to a request. The first comes when its prompt is read; the last one has `end` or `error`."""
+    """What has happened to a request: its prompt is read, then come steps; the last update has `end` or `error`."""
 
     step: Step | None = None
     end: str | None = None  # "stop" at an end of text, "length" at its limit
     error: BaseException | None = None
     prompt_logprobs: list[Logprob] | None = None  # of all its tokens but the first, if they were asked for
+    prompt_tokens_read: int | None = None  # so far, in an update that comes before all are read
 
 
 @dataclass(eq=False)

@@ -64,6 +64,7 @@ class Choice:
         self.finish_reason: str | None = None
         self.last_time = time.monotonic()  # of the last step
         self.has_sent, self.text_length = False, 0  # of what was sent
+        self.prompt_tokens_read = 0
 
     def add(self, token: int, kind: str, logprob: Logprob | None) -> list[Piece]:
         """Take one token; return the pieces that can be sent now."""
@@ -132,7 +133,11 @@ class Answers:
                 if update.error is not None:
                     raise update.error
                 choice = self.choices[index]
-                if choice.finish_reason is None and (
+                if update.prompt_tokens_read is not None:
+                    choice.prompt_tokens_read = update.prompt_tokens_read
+                    if self.body.multidraft:
+                        yield choice, [], None
+                elif choice.finish_reason is None and (
                     (pieces := self.pieces_of(choice, update)) or choice.finish_reason
                 ):
                     yield choice, pieces, update.step
@@ -204,7 +209,10 @@ class Completion(Answers):
         fields: Json = {"index": choice.index} | self.choice_fields(choice, pieces, True)
         fields["finish_reason"] = choice.finish_reason
         if self.body.multidraft:
-            fields["multidraft"] = self.draft_tree(pieces, step)
+            fields["multidraft"] = self.draft_tree(pieces, step) | {
+                "prompt_tokens_read": choice.prompt_tokens_read,
+                "plain_seconds": self.service.engine.config.policy.plain_seconds,
+            }
         chunk = self.envelope(self.chunk_object, [fields])
         if self.body.has_stream_option("include_usage"):
             chunk["usage"] = self.usage() if self.body.has_stream_option("continuous_usage_stats") else None
@@ -231,6 +239,8 @@ class Completion(Answers):
     async def stream(self) -> AsyncIterator[str]:
         """One event a step, then the usage if it was asked for, then [DONE]; an error is sent as an event."""
         try:
+            if self.body.multidraft:  # at once, so that a reader knows how long the prompt is
+                yield sse(self.chunk(self.choices[0], [], None))
             async for update in self.updates():
                 yield sse(self.chunk(*update))
             if self.body.has_stream_option("include_usage"):

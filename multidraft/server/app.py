@@ -3,18 +3,15 @@
 import asyncio
 import secrets
 import time
-from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from hashlib import sha256
 from importlib.metadata import version
 from json import JSONEncoder
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
@@ -26,21 +23,11 @@ from multidraft.server import Refused
 from multidraft.server.answers import Chat, Completion, reply
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from multidraft.server.docs import docs_page
+from multidraft.server.page import PAGE, html_response
 from multidraft.server.process import error_response
 from multidraft.server.responses import Responses, ResponsesBody
 from multidraft.server.service import Service
 
-PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
-SCRIPT_HASH = b64encode(sha256(PAGE.partition("<script>")[2].partition("</script>")[0].encode()).digest()).decode()
-CONTENT_POLICY = (  # only the page's own script and this server's answers
-    f"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-SECURITY_HEADERS = {
-    "Content-Security-Policy": CONTENT_POLICY,
-    "X-Frame-Options": "DENY",
-    "X-Content-Type-Options": "nosniff",
-}
 MAX_BRACKETS = 1 << 16  # of a body: parsing more JSON lists and objects would block every thread for too long
 PUBLIC_PATHS = {"/", "/docs", "/health", "/metrics"}  # that need no key
 HANDLED_ERRORS: Any = (ValidationError, AdviceError, Refused, ClientDisconnect, AnyHTTPException, Exception)
@@ -212,8 +199,8 @@ def add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(docs_page(app.openapi()), headers=SECURITY_HEADERS)
+        return html_response(docs_page(app.openapi()))
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return HTMLResponse(PAGE, headers=SECURITY_HEADERS)
+        return html_response(PAGE)

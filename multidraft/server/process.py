@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from multidraft.errors import AdviceError, BrokenProgram
 from multidraft.server import LOADING, Limits, Refused
+from multidraft.server.page import PAGE, html_response
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -182,7 +183,7 @@ class Server(uvicorn.Server):
         self.exit_stack = AsyncExitStack()
         config = uvicorn.Config(
             with_request_id(self.answer),  # which Ray Serve does by itself
-            http=type("TimedConnection", (Connection,), {"patience": limits.receive}),
+            http=type("TimedConnection", (Connection,), {"header_timeout": limits.receive}),
             ws="none",
             lifespan="off",
             log_level="warning",
@@ -192,8 +193,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by the app, or with 503 while the app is loading."""
-        await (self.app or error_response(Refused(*LOADING)))(scope, receive, send)
+        """Answer a request by the app; while it is loading with 503, or with the page, which waits for the app."""
+        is_page = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"
+        response = self.app or (html_response(PAGE) if is_page else error_response(Refused(*LOADING)))
+        await response(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

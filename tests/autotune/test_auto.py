@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -313,3 +314,15 @@ def test_where_drafts_do_not_pay_it_says_so_once(caplog: pytest.LogCaptureFixtur
             policy.finish()
     assert caplog.text.count("no drafts are best here") == 1
     assert "--draft none" in caplog.text
+
+
+def test_a_plain_step_s_seconds_are_told_once_they_are_well_known() -> None:
+    """The first steps of a process may take long: they are no measure."""
+    policy = auto(profile(by_rows={1: costs(0.25, 1.5, 0.5)}))
+    assert policy.plain_seconds is None
+    policy.choose(1)
+    assert policy.plain_seconds == pytest.approx(policy.profile.costs(1).plain)
+    timing, unknown = auto(profile(by_rows={1: costs(0.25, 1.5, 0.5)}), budget=math.inf), auto(Profile({}))
+    for policy in timing, unknown:
+        policy.choose(1)
+        assert policy.plain_seconds is None

@@ -169,9 +169,21 @@ def test_how_tokens_came_to_be_is_told_where_it_is_asked_for(toy):
         for chunk in events(toy, COMPLETIONS, dict(model="toy", prompt="ab", max_tokens=12, multidraft=True))
     ]
     assert {piece["kind"] for tree in trees for piece in tree["pieces"]} <= {"accepted", "recovered", "bonus"}
-    tree = trees[0]["tree"]
+    assert (trees[0]["tree"], trees[0]["prompt_tokens_read"]) == ([], 0)  # comes at once: the prompt is being read
+    tree = next(tree["tree"] for tree in trees if tree["tree"])
     assert (tree[0]["parent"], tree[0]["text"]) == (None, "b")
     assert all(0 <= node["parent"] < place for place, node in enumerate(tree) if place)
+
+
+def test_how_much_of_a_prompt_is_read_is_told_where_it_is_asked_for(toy):
+    """In pieces of four tokens; other clients get no event without text."""
+    body = dict(model="toy", prompt="abcdefabcdefabcdef", max_tokens=2)
+    choices = [chunk["choices"][0] for chunk in events(toy, COMPLETIONS, body | {"multidraft": True})]
+    start, *read = [choice["multidraft"]["prompt_tokens_read"] for choice in choices if not choice["text"]]
+    assert (start, read) == (0, list(range(read[0], 18, 4)))  # the first piece goes on from what the cache has of it
+    assert read[-1] == 17
+    assert {choice["multidraft"]["plain_seconds"] for choice in choices} == {None}  # of a fixed tree no step is plain
+    assert all(chunk["choices"][0]["text"] for chunk in events(toy, COMPLETIONS, body))
 
 
 def test_the_tokenizer_the_model_its_state_and_a_page(toy):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 import multidraft.cli.serve as command
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
-from multidraft.server import process
+from multidraft.server import Limits, process
 from multidraft.server.app import build
 from multidraft.server.process import bind_socket
 
@@ -119,6 +120,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nConten
 def test_what_comes_too_slowly_is_not_waited_for():
     """Nothing, half a line, headers without an end, a body without one; and later on the same connection."""
     with served(toy(receive=0.2)) as client:
+        start_time = time.monotonic()
         for sent in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n"):
             with connected(client, sent) as raw:
                 assert raw.recv(1 << 16) == b""
@@ -128,6 +130,7 @@ def test_what_comes_too_slowly_is_not_waited_for():
             assert raw.recv(1 << 16).startswith(b"HTTP/1.1 200")
             raw.sendall(b"GET /hea")
             assert raw.recv(1 << 16) == b""
+        assert time.monotonic() - start_time < Limits.receive  # by the limit of this server, not by the default one
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 
@@ -171,9 +174,13 @@ def test_health_is_answered_before_the_models_are_there():
             response = client.get(address)
             assert response.status_code == 503
             assert "loaded" in response.json()["error"]["message"]
+        assert client.post("/").status_code == 503
+        page = client.get("/")  # waits by itself, and for nobody's script but its own
+        assert (page.status_code, "script-src 'sha256-" in page.headers["content-security-policy"]) == (200, True)
         there.set()
         until(lambda: server.app)
         assert client.get("/health").status_code == 200
+        assert client.get("/").text == page.text
 
 
 def test_an_empty_host_is_not_taken_for_all_of_them():
