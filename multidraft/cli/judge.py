@@ -66,7 +66,7 @@ def judge(
     import multidraft as md
 
     source = reference if reference_model is None else load_reference(reference_model, logprobs)
-    with tqdm(total=budget_tokens, desc="judging", unit="token", leave=False) as bar:
+    with tqdm(total=budget_tokens, desc="judging", unit="token", leave=False, delay=1) as bar:
         verdict = md.judge(
             url,
             model,

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from multidraft.io.journal import Journal
+from multidraft.judging.client import Client
+from multidraft.judging.functions import Function
 from multidraft.judging.laws import Settings
 from multidraft.judging.observation import Ask, Completion
 
@@ -21,11 +23,7 @@ GREEDY_EVERY = 8  # one wave in so many is at temperature 0
 JOURNAL = "asked.jsonl"
 
 
-class Subject(Protocol):
-    """What is judged: a server's client, or a function."""
-
-    def complete(self, ask: Ask, settings: Settings) -> Completion:
-        """The answer to a request."""
+Subject = Client | Function
 
 
 def waves(prompts: Sequence[str], temperature: float, max_tokens: int) -> Iterator[list[Ask]]:

@@ -1,6 +1,7 @@
 """A client of an OpenAI-compatible server, whose failures are one line each."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -40,6 +41,8 @@ class Client:
     ):
         self.url, self.model = url.rstrip("/").removesuffix("/v1"), model
         self.num_logprobs, self.timeout, self.sleep = num_logprobs, timeout, sleep
+        if not url.startswith(("http://", "https://")):
+            raise AdviceError(f"{url!r} is no address of a server; {EXAMPLE}")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         with self.one_line_errors():
             self.http = httpx().Client(
@@ -153,6 +156,7 @@ def error_text(content: Any) -> str:
 def retry_seconds(header: str | None, attempt: int) -> float:
     """How long to wait: as long as the server says, or twice as long each time."""
     try:
-        return min(max(float(header or ""), 0.0), MAX_WAIT_SECONDS)
+        seconds = float(header or "")
     except ValueError:
-        return min(2.0**attempt, MAX_WAIT_SECONDS)
+        seconds = math.nan
+    return min(max(seconds, 0.0) if math.isfinite(seconds) else 2.0**attempt, MAX_WAIT_SECONDS)

@@ -14,7 +14,7 @@ MAX_MATCH = 8  # tokens at the end of a text that are looked up earlier in it
 MAX_COPY_CHARACTERS = 40  # more than a token has
 ID_PREFIX = "token_id:"  # of a token's text, where a server writes its number
 BROKEN = "\ufffd"  # in the text of a token that is a part of a character, which several tokens may be
-SAME = 1e-4  # log-probabilities of one token differ by less where a server states it twice
+SAME = 1e-3  # log-probabilities of one token differ by less where a server states it twice
 
 
 class Token(NamedTuple):

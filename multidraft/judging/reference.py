@@ -4,8 +4,8 @@ How far its log-probabilities may be off by rounding is learnt from the referenc
 sizes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from multidraft.judging.laws import Reported, Settings
 from multidraft.judging.observation import Completion, Token
@@ -20,11 +20,12 @@ OTHER_TOKENS = "the reference has another tokenizer than the server: {}; give on
 Scores = list[list[Token] | None]  # of texts; None where a text's tokens are not known
 
 
-class Reference(Protocol):
+class Reference(ABC):
     """Scores tokens."""
 
     reported: Reported
 
+    @abstractmethod
     def score(self, completions: Sequence[Completion], settings: Settings, width: int) -> Scores:
         """Every token of the texts with its log-probability and the likeliest ones, `width` texts at once."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.errors import AdviceError
 from multidraft.judging.laws import Reported, Settings
 from multidraft.judging.observation import ID_PREFIX, Completion, Token
-from multidraft.judging.reference import OTHER_TOKENS, Scores
+from multidraft.judging.reference import OTHER_TOKENS, Reference, Scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ZERO = float("-inf")  # the logarithm
 
 
-class ModelReference:
+class ModelReference(Reference):
     """A model in this process, whose listed law is the server's kind."""
 
     def __init__(

@@ -10,10 +10,10 @@ from multidraft.judging.client import Client, sampling_fields
 from multidraft.judging.dialects import Entry, entries_of
 from multidraft.judging.laws import Settings
 from multidraft.judging.observation import ID_PREFIX, Completion, Token
-from multidraft.judging.reference import OTHER_TOKENS, Scores
+from multidraft.judging.reference import OTHER_TOKENS, Reference, Scores
 
 
-class ServerReference:
+class ServerReference(Reference):
     """Another server, which scores a text by `echo` or by `prompt_logprobs`."""
 
     def __init__(self, client: Client):
