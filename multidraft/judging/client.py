@@ -63,7 +63,9 @@ class Client:
         except library.TimeoutException:
             seconds = f"{self.timeout:g} s"
             raise AdviceError(f"{self.url} has not answered within {seconds}; give a larger --timeout") from None
-        except (library.InvalidURL, library.UnsupportedProtocol) as error:
+        except AdviceError:
+            raise
+        except (library.InvalidURL, library.UnsupportedProtocol, ValueError) as error:
             raise AdviceError(f"{self.url!r} is no address of a server ({error}); {EXAMPLE}") from None
         except library.TransportError as error:
             what = " ".join(str(error).split()) or type(error).__name__

@@ -57,7 +57,7 @@ def mixed(share: float) -> Callable[[str, random.Random], str]:
 def typical(context: str, rng: random.Random) -> str:
     """Typical acceptance: a draft is accepted if the target likes it enough; else the target's letter."""
     letter = draw(DRAFT, rng)
-    return letter if target(context)[LETTERS.index(letter)] > 0.15 else draw(target(context), rng)
+    return letter if target(context)[LETTERS.index(letter)] > 0.3 else draw(target(context), rng)
 
 
 def listed(context: str) -> dict[str, float]:
@@ -115,10 +115,10 @@ class FakeServer:
                 self.busy -= 1
                 return httpx2.Response(429, json={"error": {"message": "busy"}}, headers={"Retry-After": "0"})
             self.bodies.append(body)
+            count = sum(other == body for other in self.bodies)
         if body.get("echo"):
             return httpx2.Response(200, json={"choices": [self.change(self.scored(body["prompt"]))]})
-        seed = body.get("seed", len(self.bodies))
-        rng = random.Random(f"{body['prompt']} {seed} {body['max_tokens']}")
+        rng = random.Random(f"{body} {0 if 'seed' in body else count}")
         step = self.step if body["temperature"] else lambda context, _: max(listed(context), key=listed(context).get)
         ask = Ask(0, body["prompt"], body["max_tokens"], body["temperature"])
         parts = [self.change(choice) for choice in self.choices(ask, write(step, ask, rng))]

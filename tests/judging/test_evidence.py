@@ -91,7 +91,7 @@ def test_only_the_forbidden_stratum_convicts_the_innocent():
     assert evidence_of(speculative, 1000, (LAST,)).tokens_until(1e-6) is not None
 
 
-@pytest.mark.parametrize(("step", "tokens"), [(typical, 600), (mixed(0.2), 2000), (mixed(0.1), 6000)])
+@pytest.mark.parametrize(("step", "tokens"), [(typical, 4000), (mixed(0.2), 2000), (mixed(0.1), 6000)])
 def test_biased_samplers_are_caught_within_so_many_tokens(step, tokens):
     assert evidence_of(step, tokens).tokens_until(1e-6) is not None
 
