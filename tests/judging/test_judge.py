@@ -271,15 +271,9 @@ def test_a_reference_finds_what_a_server_lies_about(network, prompts):
 def test_rounding_is_learnt_from_the_reference_against_itself():
     """Differences of 0.002 in batches of two allow differences of 0.02."""
     server = FakeServer(plain)
-    server.change = lambda choice: (
-        choice
-        | {
-            "logprobs": choice["logprobs"]
-            | {"token_logprobs": [v + 0.01 for v in choice["logprobs"]["token_logprobs"]]}
-        }
-    )
+    server.change = raised
     verdict = judged(server, reference=Letters(0.002), rounding=0.02)
-    assert not verdict.guilty
+    assert verdict.reasons == []
     assert math.isclose(verdict.compared.rounding, 0.002)
     assert judged(server, reference=Letters(), rounding=0.02).guilty
 
