@@ -14,6 +14,7 @@ from multidraft.cli import terminal
 from multidraft.cli.export_head import export_head
 from multidraft.cli.generate import generate
 from multidraft.cli.imports import import_modules
+from multidraft.cli.judge import judge
 from multidraft.cli.options import CheckedCommand, without_types
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
@@ -142,7 +143,7 @@ def schemes(
 app = typer.Typer(
     cls=Commands, help=ABOUT, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-for command in (export_head, generate, schemes, serve, tune):
+for command in (export_head, generate, judge, schemes, serve, tune):
     app.command(cls=CheckedCommand)(command)
 
 

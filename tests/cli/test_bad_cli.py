@@ -83,6 +83,10 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
         "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt",
     ),
+    "judge": (
+        "http://127.0.0.1:1 --model x",
+        "--reference x --reference-model y; --reported x; --alpha 0; --limit 1; --plot @new.txt; --prompts /dev/zero",
+    ),
     "replay": ("@trace.jsonl", "--row 9; --step 9"),
     "schemes": ("", "x"),
     "serve": (

@@ -1,0 +1,84 @@
+"""How servers write log-probabilities: two forms of `logprobs`, and what each server lists and takes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from multidraft.judging.laws import Reported
+from multidraft.judging.observation import Token
+
+COMPLETE = 0.999  # a list whose probabilities sum to as much leaves out no token that matters
+SURE = 1e-3  # a token whose log-probability is nearer to 0 may be the only one
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A server by the name that its `/v1/models` gives as owner."""
+
+    name: str
+    reported: Reported  # whose logarithms it lists, as it is started by default
+    fields: dict[str, Any] = field(default_factory=dict)  # of a request, beside OpenAI's
+    scores_by: Literal["echo", "prompt_logprobs"] | None = "echo"  # how it scores a text; None if it cannot
+
+
+ON = {"ignore_eos": True}  # a text that goes on shows its last token, too
+TOKEN_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}  # texts of tokens are not unique
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect("multidraft", "sampled", ON),
+        Dialect("vllm", "raw", ON | TOKEN_IDS, "prompt_logprobs"),
+        Dialect("sglang", "temperature", ON),
+        Dialect("llamacpp", "raw", {}, None),  # its ignore_eos would change the law, and not what is listed
+        Dialect("openai", "raw"),
+    )
+}
+
+
+def dialect_of(models: Any) -> Dialect:
+    """The dialect of the server that answered with this list of models; OpenAI's where its owner is not known."""
+    entries = models.get("data") if isinstance(models, dict) else None
+    first = entries[0] if isinstance(entries, list) and entries else {}
+    owner = str(first.get("owned_by", "") if isinstance(first, dict) else "")
+    return DIALECTS.get(owner.replace(".", "").lower(), DIALECTS["openai"])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A token as a server writes it, with all listed tokens, the one that came perhaps among them."""
+
+    text: str
+    logprob: float | None
+    listed: dict[str, float]
+    id: int | None = None
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether likeliest tokens came with it; some servers list none for accepted drafts."""
+        return self.logprob is not None and (len(self.listed) > 1 or (bool(self.listed) and self.logprob > -SURE))
+
+    def token(self, top: int, chunk: int = 0) -> Token:
+        """The token with its `top` likeliest."""
+        likeliest = sorted(self.listed.items(), key=lambda pair: (-pair[1], pair[0]))[:top]  # ties: not by what came
+        logprob = float("-inf") if self.logprob is None else self.logprob
+        return Token(self.text, logprob, tuple(likeliest), chunk, self.id)
+
+
+def entries_of(choice: dict[str, Any]) -> Iterator[Entry]:
+    """The tokens of a choice, or of its part in a stream, in either form of `logprobs`."""
+    block = choice.get("logprobs") or {}
+    ids = choice.get("token_ids") or []
+    if isinstance(block.get("content"), list):  # as in chats; llama.cpp has it for completions, too
+        for item in block["content"]:
+            listed = item.get("top_logprobs") or item.get("top_probs") or []
+            yield Entry(
+                str(item.get("token", "")),
+                item.get("logprob"),
+                {str(other["token"]): float(other["logprob"]) for other in listed if "logprob" in other},
+                item.get("id"),
+            )
+        return
+    texts, logprobs = block.get("tokens") or [], block.get("token_logprobs") or []
+    tops = block.get("top_logprobs") or [None] * len(texts)
+    for place, (text, logprob, top) in enumerate(zip(texts, logprobs, tops, strict=False)):
+        yield Entry(str(text), logprob, top or {}, ids[place] if len(ids) == len(texts) else None)

@@ -1,0 +1,89 @@
+"""From the log-probabilities that a server lists to the law that its next token must have.
+
+Servers list the logarithms of different laws: of the law that is sampled from ("sampled": ours, vLLM with
+`--logprobs-mode processed_logprobs`), of the softmax with the temperature, before top-k and top-p ("temperature":
+SGLang), or of the model's softmax ("raw": vLLM and llama.cpp as they are started by default).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from multidraft.errors import AdviceError
+
+Reported = Literal["sampled", "temperature", "raw"]
+REPORTED = ("sampled", "temperature", "raw")
+NEAR = 1e-3  # where a cut falls so close to a boundary, rounding decides which tokens it keeps
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for, and the law that is listed."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 for all
+    reported: Reported = "sampled"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model's softmax is sampled from, so that all kinds of listed laws are equal."""
+        return self.temperature == 1 and self.top_p >= 1 and not self.top_k
+
+    @property
+    def cuts(self) -> bool:
+        """Whether top-k or top-p drop tokens."""
+        return self.top_k > 0 or self.top_p < 1
+
+    @property
+    def only_listed(self) -> bool:
+        """Whether the law is known among the listed tokens only, because a temperature changes the others' mass."""
+        return self.reported == "raw" and self.temperature not in (0, 1)
+
+    def check(self) -> None:
+        """Raise where the listed law does not settle the sampled one."""
+        if self.only_listed and self.top_p < 1:
+            raise AdviceError(
+                "raw log-probabilities do not tell which tokens top-p keeps at another temperature than 1; judge at "
+                "temperature 1, or have the server list what it samples from (vLLM: --logprobs-mode "
+                "processed_logprobs, and here --reported sampled)"
+            )
+
+
+def law_of(top: Float[np.ndarray, " listed"], settings: Settings) -> Float[np.ndarray, " bins"] | None:
+    """The law over the listed tokens and "another"; None where the listed tokens do not settle it.
+
+    With `only_listed` it is the law of a token that is known to be a listed one.
+    """
+    if not len(top):
+        return None
+    if settings.reported == "raw" and settings.temperature > 0:
+        top = top / settings.temperature
+    probs = np.exp(top - (top.max() if settings.only_listed else 0.0))
+    if settings.reported != "sampled" and settings.cuts:
+        kept = kept_tokens(probs, settings)
+        return None if kept is None else np.append(probs * (np.arange(len(probs)) < kept) / probs[:kept].sum(), 0.0)
+    if settings.only_listed:
+        return np.append(probs / probs.sum(), 0.0)
+    total = probs.sum()
+    return np.append(probs, 1 - total) if total <= 1 else np.append(probs / total, 0.0)
+
+
+def kept_tokens(probs: Float[np.ndarray, " listed"], settings: Settings) -> int | None:
+    """How many of the listed tokens top-k and then top-p keep; None if that hangs on rounding, or on others."""
+    kept = len(probs)
+    if 0 < settings.top_k < kept:
+        kept = settings.top_k
+        if probs[kept - 1] < probs[kept] * (1 + NEAR):
+            return None
+    elif settings.top_k > kept:
+        return None
+    if settings.top_p >= 1:
+        return kept
+    sums = probs[:kept].cumsum() / (probs[:kept].sum() if settings.top_k else 1.0)
+    crossing = int(np.searchsorted(sums, settings.top_p))
+    if crossing >= kept or np.abs(sums - settings.top_p).min() < NEAR:
+        return None
+    return crossing + 1

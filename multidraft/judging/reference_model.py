@@ -1,0 +1,115 @@
+"""A model in this process as the reference."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from multidraft.errors import AdviceError
+from multidraft.judging.laws import Reported, Settings
+from multidraft.judging.observation import ID_PREFIX, Completion, Token
+from multidraft.judging.reference import OTHER_TOKENS, Reference, Scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from multidraft.models.huggingface import Model
+    from multidraft.sampling.settings import Sampling
+
+
+ZERO = float("-inf")  # the logarithm
+
+
+class ModelReference(Reference):
+    """A model in this process, whose listed law is the server's kind."""
+
+    def __init__(
+        self, model: "Model", tokenizer: "PreTrainedTokenizerBase", reported: Reported = "sampled", top: int = 10
+    ):
+        self.model, self.tokenizer, self.reported, self.top = model, tokenizer, reported, top
+
+    @cached_property
+    def ids_by_text(self) -> dict[str, int | None]:
+        """The number of each token by its text; None for texts that several tokens have."""
+        numbers = dict[str, int | None]()
+        for token in range(len(self.tokenizer)):
+            text = self.text_of(token)
+            numbers[text] = None if text in numbers else token
+        return numbers
+
+    def text_of(self, token: int) -> str:
+        """The text of a token by itself."""
+        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+    def ids_of(self, completion: Completion) -> list[int] | None:
+        """The numbers of a text's tokens; None if they are not known for sure."""
+        tokens = completion.tokens
+        ids = [self.ids_by_text.get(token.text, -1) if token.id is None else token.id for token in tokens]
+        for token, number in zip(tokens, ids, strict=True):
+            if number is not None and not 0 <= number < len(self.tokenizer):
+                raise AdviceError(OTHER_TOKENS.format(f"it has no token {token.text!r}"))
+        known = [number for number in ids if number is not None]
+        return known if len(known) == len(ids) else None
+
+    def prompt_of(self, completion: Completion) -> list[int]:
+        """The numbers of the prompt's tokens, as the server reads it."""
+        ids = completion.prompt_ids or list(self.tokenizer(completion.ask.prompt, verbose=False)["input_ids"])
+        start = self.tokenizer.bos_token_id
+        return ids or ([] if start is None else [start])
+
+    def score(self, completions: Sequence[Completion], settings: Settings, width: int) -> Scores:
+        """Score texts in batches; in wider ones also in pieces of `width` tokens, as decoding does."""
+        texts = [self.ids_of(completion) for completion in completions]
+        scores: Scores = [None if not ids else [] for ids in texts]
+        known = [index for index, ids in enumerate(texts) if ids]
+        for first in range(0, len(known), width):
+            batch = known[first : first + width]
+            prompts = [self.prompt_of(completions[index]) for index in batch]
+            logits = self.logits(prompts, [texts[index] or [] for index in batch], width if width > 1 else None)
+            for index, rows in zip(batch, logits, strict=True):
+                scores[index] = self.scored(completions[index], texts[index] or [], rows, settings)
+        return scores
+
+    def logits(self, prompts: list[list[int]], texts: list[list[int]], piece: int | None) -> Iterator[Any]:
+        """The logits at every token of each text."""
+        import torch
+
+        from multidraft.models.huggingface import reader
+
+        inputs = [prompt + text[:-1] for prompt, text in zip(prompts, texts, strict=True)]
+        read, parts = reader(self.model, max(map(len, inputs))), list[list[Any]]([] for _ in inputs)
+        shortest, longest = min(map(len, prompts)), max(map(len, inputs))
+        bounds = [0, *range(shortest, longest, piece or longest), longest]
+        with torch.inference_mode():
+            for start, end in pairwise(bounds):
+                tokens = [row[start:end] for row in inputs]
+                chains = [list(range(-1, len(row) - 1)) for row in tokens]
+                logits = read.forward(tokens, chains)
+                read.commit([list(range(len(row))) for row in tokens])
+                for row, new, lines in zip(parts, tokens, logits, strict=True):
+                    row.append(lines[: len(new)].float())
+        for row, text in zip(parts, texts, strict=True):
+            yield torch.cat(row)[-len(text) :]
+
+    def scored(self, completion: Completion, ids: list[int], logits: Any, settings: Settings) -> list[Token]:
+        """The tokens of a text with what the model says of them, in the law that the server lists."""
+        from multidraft.decoding.record import top_logprobs
+        from multidraft.sampling.from_logits import log_distributions
+
+        logs = log_distributions(logits, [self.sampling(completion.ask.temperature, settings)] * len(ids))
+        has_numbers = completion.tokens[0].text.startswith(ID_PREFIX)
+        name = (lambda token: f"{ID_PREFIX}{token}") if has_numbers else self.text_of
+        return [
+            Token(name(token), found.logprob, tuple((name(t), v) for t, v in found.top if v > ZERO), 0, token)
+            for token, found in zip(ids, top_logprobs(logs, ids, self.top), strict=True)
+        ]
+
+    def sampling(self, temperature: float, settings: Settings) -> "Sampling":
+        """What the listed law is made with; at temperature 0 servers list the model's softmax."""
+        from multidraft.sampling.settings import Sampling
+
+        if temperature == 0 or self.reported == "raw":
+            return Sampling()
+        if self.reported == "temperature":
+            return Sampling(temperature)
+        return Sampling(temperature, settings.top_k or None, settings.top_p if settings.top_p < 1 else None)
