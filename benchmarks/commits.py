@@ -42,7 +42,7 @@ def work(options: argparse.Namespace) -> None:
         job = json.loads(line)
         generator, tree = torch.Generator().manual_seed(job.pop("seed")), job.pop("case")
         drafts = (None, {}) if tree == "plain" else (draft, dict(tree=tree))
-        prompts = [tokenizer.encode(text)[: options.prompt] for text in job.pop("texts")]
+        prompts = [tokenizer(text).input_ids[: options.prompt] for text in job.pop("texts")]
         start = clock()
         rows, info = md.generate(target, drafts[0], prompts, eos_token_id=[], generator=generator, **drafts[1], **job)
         seconds = clock() - start
