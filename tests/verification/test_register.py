@@ -182,6 +182,7 @@ def test_worker_processes_import_what_the_command_line_imports(module_folder: Pa
         models = ["--target", "embedded", "--prompts", "prompts.jsonl", "--jsonl", file, "--seed", 1]
         result = run("--import", "top", "generate", *models, *options)
         assert result.exit_code == 0, result.output
-        texts.append([(record["id"], record["text"]) for record in results(file)])
+        files = sorted(file.iterdir()) if file.is_dir() else [file]  # several workers write a folder of shards
+        texts.append([(record["id"], record["text"]) for record in results(*files)])
     assert texts[0] == texts[1]
     assert len(texts[0]) == 2
