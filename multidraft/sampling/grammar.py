@@ -37,7 +37,7 @@ class Grammar:
     >>> tokenizer = load_pair().tokenizer
     >>> masks = PathMasks(Grammar(tokenizer, regex="yes|no"), ends=[0], vocabulary=4096)
     >>> [tokenizer.decode(int(token)) for token in np.flatnonzero(~masks.forbidden(()))]
-    ['n', 'y', 'no', 'ye']
+    ['n', 'y', 'ye', 'no']
     """
 
     def __init__(
