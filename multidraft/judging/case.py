@@ -9,7 +9,7 @@ from multidraft.judging.evidence import Evidence
 from multidraft.judging.laws import Settings
 from multidraft.judging.observation import Completion, Token, observe
 from multidraft.judging.places import Place
-from multidraft.judging.reference import MARGIN, MIN_PLACES, Reference, differences, rounding_of
+from multidraft.judging.reference import MARGIN, MIN_PLACES, WIDTHS, Reference, differences, rounding_of
 from multidraft.judging.verdict import MAX_PLACES, Bets, Compared, Verdict
 
 IMPOSSIBLE = -46.0  # log-probability: among 1e5 tokens one of 1e5 such tokens comes once in 1e10 audits
@@ -68,8 +68,8 @@ class Case:
     def hear_reference(self, reference: Reference, completions: Sequence[Completion]) -> None:
         """Weigh answers by what the reference says of the same tokens."""
         if self.referenced is None:
-            sample = completions[:MAX_TEXTS_FOR_ROUNDING]
-            self.reference_rounding = rounding_of(reference, sample, self.settings)
+            sample = [*completions] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
+            self.reference_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
             self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
         for completion, scored in zip(
             completions, reference.score(completions, self.settings, len(completions)), strict=True
