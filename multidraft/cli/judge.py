@@ -117,4 +117,4 @@ def show(verdict: "Verdict") -> None:
         terminal.show(f"guilty: {reason}\n")
     if not verdict.guilty:
         terminal.show(f"nothing found in {verdict.tokens:,} tokens of {verdict.texts:,} texts\n")
-    terminal.note(f"an innocent server is found guilty with probability {verdict.alpha:g} at most")
+    terminal.note(f"the bets find an innocent server guilty with probability {verdict.alpha:g} at most")

@@ -29,7 +29,7 @@ WHOLE = ["x", "1.5", "nan", "inf", "", "-1", "9" * 30, "9" * 5000]
 REAL = ["x", "nan", "inf", "-inf", "", "-1", "1e300", "1e999"]
 INPUT = ["@none", "@", "@garbage", "@bytes", "@empty", "@name-" + LONG, ""]
 OUTPUT = ["@", "@none/x.svg", "@text.txt/x.svg", f"@{LONG}.svg", ""]
-WITH_FOLDER = ("capture", "distill", "train", "train-head", "study acceptance", "study solve-time")
+WITH_FOLDER = ("capture", "distill", "export-head", "train", "train-head", "study acceptance", "study solve-time")
 FOLDER = ["@text.txt", "@text.txt/x", "@" + LONG]
 SCHEME = ["", ":", "iid", "iid:magic", "magic:lorenz", "top:lorenz", "iid:lorenz,x=1", "iid:lorenz,x", "iid:lorenz,"]
 SCHEME += [f"anchored:lorenz,anchors={value}" for value in ("x", "1.5", "true", "[]", "9" * 5000, "[" * 50_000)]
@@ -96,6 +96,7 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--target @none --draft @none; --target x; --port 70000; --threads 0; --threads 100000; --replicas 2; "
         "--most-replicas 2; --ray local --replicas 3 --most-replicas 2",
     ),
+    "export-head": ("eagle3:@none --out @run", "--target x; --target @none; --out @good.jsonl"),
     "train": (
         "--corpus @text.txt --out @run",
         "--window 5000; --vocabulary 9999999; --corpus @short.txt; --target @none; "

@@ -50,6 +50,8 @@ class Heard:
 
     def hear(self, event: Update) -> None:
         self.events.append(event)
+        if event.prompt_tokens_read is not None:
+            return
         for count in [count for count in self.after if len(self.request.tokens) >= count]:
             self.after.pop(count)()
         if event.end or event.error:
