@@ -52,8 +52,9 @@ def judge(
     """Whether tokens come from the law that a server, or a function, reports for them, and whether that is the model's.
 
     `subject` is the URL of an OpenAI-compatible server that serves `model`, or a function `sample(prompt, n)` that
-    returns tokens and for each a mapping from tokens to log-probabilities. The bets find an innocent subject guilty with
-    probability `alpha` at most; greedy tokens and single places are held against fixed bounds of rounding. `reference` is the URL of the same model served without drafts, or a `Reference`.
+    returns tokens and for each a mapping from tokens to log-probabilities. The bets find an innocent subject guilty
+    with probability `alpha` at most; greedy tokens and single places have fixed bounds. `reference` is the URL of the
+    same model served without drafts, or a `Reference`.
     `rounding` is the factor by which probabilities may be off. Answers are kept in the folder `out`; what is there is
     not asked again. `progress` gets the number of tokens so far. Raises AdviceError if the subject cannot be judged.
 
