@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.tree import Tree
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
-    from multidraft.judging import judge
+    from multidraft.judging.judgement import judge
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
     from multidraft.sampling.grammar import Grammar
@@ -44,7 +44,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "audit": "auditing",
     "generate": "generation.generate",
     "head": "models.heads.drafters",
-    "judge": "judging",
+    "judge": "judging.judgement",
     "optimal_acceptance_rate": "verification.laws",
     "register": "verification.registry",
     "scheme": "verification.registry",

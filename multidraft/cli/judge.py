@@ -10,13 +10,13 @@ from multidraft.cli import terminal
 from multidraft.cli.prompts import read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
+from multidraft.judging import ALPHA, BUDGET_TOKENS, MAX_TOKENS, NUM_LOGPROBS, ROUNDING, TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
-    from multidraft.judging import Verdict
     from multidraft.judging.reference import Reference
+    from multidraft.judging.verdict import Verdict
 
 ASKING, EVIDENCE = "Requests", "Evidence"
-BUDGET_TOKENS, ALPHA, ROUNDING, MAX_TOKENS, NUM_LOGPROBS = 50_000, 1e-6, 1e-3, 64, 20
 REFERENCE_HELP = "URL of the same model served without drafts, which scores the texts."
 MODEL_HELP = "The same model, to be loaded here: a folder, a hub name, a GGUF file, smollm2 or embedded."
 REPORTED_HELP = "Which law's logarithms the server lists: sampled, temperature or raw. Default: as its kind does."
@@ -37,12 +37,12 @@ def judge(
     top_p: Annotated[float, o.option("As the server samples.", ASKING, min=0, max=1)] = 1.0,
     top_k: Annotated[int, o.option("As the server samples; 0 for all tokens.", ASKING, min=0)] = 0,
     logprobs: Annotated[int, o.option("Likeliest tokens to ask for.", ASKING, min=1)] = NUM_LOGPROBS,
-    timeout: Annotated[float, o.option("Seconds to wait for the server.", ASKING, min=0.001)] = 120.0,
+    timeout: Annotated[float, o.option("Seconds to wait for the server.", ASKING, min=0.001)] = TIMEOUT_SECONDS,
     api_key: Annotated[
         str | None, o.option("Sent as a bearer token.", ASKING, "--api-key", envvar="MULTIDRAFT_API_KEY")
     ] = None,
     alpha: Annotated[
-        float, o.option("Probability of convicting an innocent server, at most.", EVIDENCE, min=0, max=1)
+        float, o.option("Probability that the bets convict an innocent server, at most.", EVIDENCE, min=0, max=1)
     ] = ALPHA,
     rounding: Annotated[
         float, o.option("Factor by which probabilities may be off: 0.01 for bfloat16.", EVIDENCE, min=0, max=1)
@@ -104,10 +104,11 @@ def kind_of(name: str | None) -> Literal["sampled", "temperature", "raw"] | None
 def load_reference(name: str, num_logprobs: int) -> "Reference":
     """A model in this process."""
     from multidraft.cli.models import NONE, load
+    from multidraft.judging.answers import judged_logprobs
     from multidraft.judging.reference_model import ModelReference
 
     models = load(name, NONE)
-    return ModelReference(models.target, models.tokenizer, top=max(num_logprobs // 2, 1))
+    return ModelReference(models.target, models.tokenizer, top=judged_logprobs(num_logprobs))
 
 
 def show(verdict: "Verdict") -> None:

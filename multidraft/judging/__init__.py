@@ -1,6 +1,7 @@
-"""Is a server lossless: bets from outside, on every token, against the law that it reports or that a reference has."""
+"""Is a server lossless: bets from outside, on every token, against the law that it reports or that a reference has.
 
-from multidraft.judging.judgement import judge
-from multidraft.judging.verdict import Verdict
+The defaults stand here, without any import, because the command line needs them before it loads anything.
+"""
 
-__all__ = ["Verdict", "judge"]
+BUDGET_TOKENS, MAX_TOKENS, NUM_LOGPROBS = 50_000, 64, 20
+ALPHA, ROUNDING, TIMEOUT_SECONDS = 1e-6, 1e-3, 120.0

@@ -4,10 +4,15 @@ import math
 from typing import Any
 
 from multidraft.errors import AdviceError
-from multidraft.judging.dialects import COMPLETE, Entry, entries_of
+from multidraft.judging.dialects import COMPLETE_MASS, Entry, entries_of
 from multidraft.judging.observation import Ask, Completion
 
-UNUSED = 2  # of two listed tokens one is used: others take some places, as tokens of equal texts and the one that came
+LISTED_PER_JUDGED = 2  # other tokens take some places: tokens of equal texts, and the one that came
+
+
+def judged_logprobs(num_logprobs: int) -> int:
+    """How many of the listed tokens are bins of their own."""
+    return max(num_logprobs // LISTED_PER_JUDGED, 1)
 
 
 def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Completion:
@@ -20,7 +25,7 @@ def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Co
         check_listed(entries, num_logprobs, url)
     if any(choice.get("finish_reason") == "stop" for choice in choices):
         check_end(len(entries), parts, url)
-    top = max(num_logprobs // UNUSED, 1)
+    top = judged_logprobs(num_logprobs)
     tokens = [entry.token(top, place) for place, chunk in enumerate(chunks) for entry in chunk]
     prompt_ids = next((choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")), None)
     return Completion(ask, tokens, prompt_ids, sum(not entry.is_listed for entry in entries))
@@ -32,7 +37,7 @@ def check_listed(entries: list[Entry], num_logprobs: int, url: str) -> None:
         raise AdviceError(f"{url} gives no log-probabilities; start it with them, or judge another server")
     listed = [entry.listed for entry in entries if entry.is_listed]
     longest = max(map(len, listed), default=num_logprobs)
-    complete = any(sum(map(math.exp, top.values())) > COMPLETE for top in listed if len(top) == longest)
+    complete = any(sum(map(math.exp, top.values())) > COMPLETE_MASS for top in listed if len(top) == longest)
     if longest < num_logprobs and not complete:
         advice = f"pass --logprobs {longest}"
         raise AdviceError(f"{url} lists {longest} likeliest tokens where {num_logprobs} were asked for; {advice}")

@@ -1,4 +1,4 @@
-"""A case: answers are heard wave by wave, and weighed until the verdict."""
+"""A case: answers are added wave by wave, and weighed until the verdict."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,23 +26,23 @@ class Case:
     def __init__(self, settings: Settings, alpha: float, rounding: float, reference: Reference | None = None):
         self.settings, self.alpha, self.rounding, self.reference = settings, alpha, rounding, reference
         self.part_alpha = alpha / (1 if reference is None else 2)  # for each law that is bet against
-        self.reported: Evidence = Evidence(rounding)
+        self.reported = Evidence(rounding)
         self.referenced: Evidence | None = None  # from when the reference's rounding is known
         self.reference_rounding = 0.0
         self.is_listed = True  # bets on reported laws go on
         self.tokens = self.texts = self.greedy_tokens = self.compared_tokens = self.skipped = self.texts_found = 0
         self.greedy_places, self.places, self.impossible = list[Place](), list[Place](), list[Place]()
 
-    def hear(self, completions: Sequence[Completion]) -> None:
+    def add(self, completions: Sequence[Completion]) -> None:
         """Weigh the answers of a wave."""
         self.texts += len(completions)
         self.tokens += sum(len(completion.tokens) for completion in completions)
         self.check_lists(completions)
         for completion in completions:
             if self.is_listed:
-                self.hear_reported(completion)
+                self.add_reported(completion)
         if self.reference is not None:
-            self.hear_reference(self.reference, completions)
+            self.add_referenced(self.reference, completions)
 
     def check_lists(self, completions: Sequence[Completion]) -> None:
         """Stop betting on reported laws where not all tokens come with one: which ones do may hang on the tokens."""
@@ -51,7 +51,7 @@ class Case:
             raise AdviceError(UNLISTED.format(unlisted, count))
         self.is_listed &= not unlisted
 
-    def hear_reported(self, completion: Completion) -> None:
+    def add_reported(self, completion: Completion) -> None:
         """Weigh one answer by what the server itself reports."""
         if completion.ask.temperature == 0:
             self.greedy_tokens += len(completion.tokens)
@@ -65,7 +65,7 @@ class Case:
             if token.logprob < IMPOSSIBLE
         ]
 
-    def hear_reference(self, reference: Reference, completions: Sequence[Completion]) -> None:
+    def add_referenced(self, reference: Reference, completions: Sequence[Completion]) -> None:
         """Weigh answers by what the reference says of the same tokens."""
         if self.referenced is None:
             sample = [*completions] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
@@ -77,9 +77,9 @@ class Case:
             if scored is None:
                 self.skipped += 1
             else:
-                self.hear_scored(completion, scored, self.referenced)
+                self.add_scored(completion, scored, self.referenced)
 
-    def hear_scored(self, completion: Completion, scored: list[Token], evidence: Evidence) -> None:
+    def add_scored(self, completion: Completion, scored: list[Token], evidence: Evidence) -> None:
         """Weigh one answer whose tokens a reference has scored."""
         tolerance = MARGIN * self.reference_rounding
         self.compared_tokens += len(scored)
@@ -95,18 +95,18 @@ class Case:
     @property
     def reasons(self) -> list[str]:
         """Why the sampler is guilty; empty if nothing was found."""
-        found = []
-        if self.reported.tokens_until(self.part_alpha) is not None:
-            found.append("its tokens are not drawn from the law that it reports")
-        if self.referenced is not None and self.referenced.tokens_until(self.part_alpha) is not None:
-            found.append("its tokens are not drawn from the reference's law")
+        reasons = []
+        if self.reported.convicts(self.part_alpha):
+            reasons.append("its tokens are not drawn from the law that it reports")
+        if self.referenced is not None and self.referenced.convicts(self.part_alpha):
+            reasons.append("its tokens are not drawn from the reference's law")
         if self.impossible:
-            found.append(f"it emits tokens that cannot come by its own law: {self.impossible[0]}")
+            reasons.append(f"it emits tokens that cannot come by its own law: {self.impossible[0]}")
         if self.greedy_places:
-            found.append(f"a greedy token is not the likeliest: {self.greedy_places[0]}")
+            reasons.append(f"a greedy token is not the likeliest: {self.greedy_places[0]}")
         if self.texts_found:
-            found.append(f"what it reports is not the reference's law: {self.places[0]}")
-        return found
+            reasons.append(f"what it reports is not the reference's law: {self.places[0]}")
+        return reasons
 
     def verdict(self, subject: str, settings: dict[str, Any], repeats: dict[str, int]) -> Verdict:
         """What was found so far."""

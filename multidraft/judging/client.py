@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from multidraft.errors import AdviceError, optional
+from multidraft.judging import NUM_LOGPROBS, TIMEOUT_SECONDS
 from multidraft.judging.answers import completion_of
 from multidraft.judging.dialects import dialect_of
 from multidraft.judging.laws import Settings
@@ -17,7 +18,7 @@ from multidraft.judging.observation import Ask, Completion
 MAX_TRIES = 6  # of a request that is answered with 429 or 503
 MAX_WAIT_SECONDS = 30.0  # between two tries
 MAX_MESSAGE_CHARACTERS = 200  # of a server's error
-BUSY = (429, 503)
+BUSY_STATUSES = (429, 503)
 EXAMPLE = "give one such as http://127.0.0.1:8000"
 
 
@@ -33,8 +34,8 @@ class Client:
         self,
         url: str,
         model: str,
-        num_logprobs: int = 20,
-        timeout: float = 120.0,
+        num_logprobs: int = NUM_LOGPROBS,
+        timeout: float = TIMEOUT_SECONDS,
         api_key: str | None = None,
         transport: Any = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -80,7 +81,7 @@ class Client:
                     yield response
                     return
                 response.read()
-            if response.status_code not in BUSY:
+            if response.status_code not in BUSY_STATUSES:
                 raise self.refusal(path, response)
             self.sleep(retry_seconds(response.headers.get("retry-after"), attempt))
         raise AdviceError(f"{self.url} has answered {MAX_TRIES} times that it is too busy; try again later")

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from multidraft.judging.laws import Reported
 from multidraft.judging.observation import Token
 
-COMPLETE = 0.999  # a list whose probabilities sum to as much leaves out no token that matters
-SURE = 1e-3  # a token whose log-probability is nearer to 0 may be the only one
+COMPLETE_MASS = 0.999  # a list whose probabilities sum to as much leaves out no token that matters
+CERTAINTY_TOLERANCE = 1e-3  # a token whose log-probability is nearer to 0 may be the only one
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Dialect:
     scores_by: Literal["echo", "prompt_logprobs"] | None = "echo"  # how it scores a text; None if it cannot
 
 
-ON = {"ignore_eos": True}  # a text that goes on shows its last token, too
+GO_ON_FIELDS = {"ignore_eos": True}  # a text that goes on shows its last token, too
 TOKEN_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}  # texts of tokens are not unique
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect("multidraft", "sampled", ON),
-        Dialect("vllm", "raw", ON | TOKEN_IDS, "prompt_logprobs"),
-        Dialect("sglang", "temperature", ON),
+        Dialect("multidraft", "sampled", GO_ON_FIELDS),
+        Dialect("vllm", "raw", GO_ON_FIELDS | TOKEN_IDS, "prompt_logprobs"),
+        Dialect("sglang", "temperature", GO_ON_FIELDS),
         Dialect("llamacpp", "raw", {}, None),  # its ignore_eos would change the law, and not what is listed
         Dialect("openai", "raw"),
     )
@@ -55,7 +55,9 @@ class Entry:
     @property
     def is_listed(self) -> bool:
         """Whether likeliest tokens came with it; some servers list none for accepted drafts."""
-        return self.logprob is not None and (len(self.listed) > 1 or (bool(self.listed) and self.logprob > -SURE))
+        if self.logprob is None or not self.listed:
+            return False
+        return len(self.listed) > 1 or self.logprob > -CERTAINTY_TOLERANCE
 
     def token(self, top: int, chunk: int = 0) -> Token:
         """The token with its `top` likeliest."""

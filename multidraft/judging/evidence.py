@@ -92,20 +92,18 @@ class Evidence:
     def __init__(self, rounding: float, strata: Sequence[str] = STRATA):
         self.rounding, self.strata = rounding, strata
         self.log_capital = np.zeros((len(strata), len(SCORES), len(LAMBDAS)))
-        shares = np.array([EVERY_WEIGHT if name == EVERY else 1 - EVERY_WEIGHT for name in strata])
-        counts = [strata.count(EVERY) if name == EVERY else len(strata) - strata.count(EVERY) for name in strata]
-        shares = shares / counts / (shares / counts).sum()
-        self.log_weights = np.log(shares)[:, None, None] - math.log(len(SCORES) * len(LAMBDAS))
+        self.log_weights = np.log(shares_of(strata))[:, None, None] - math.log(len(SCORES) * len(LAMBDAS))
         self.curve = [0.0]  # the logarithm of the mixed capital after every token
+        self.highest = 0.0  # the largest that there was
         self.moments = np.zeros((3, len(SCORES), len(LAMBDAS)))  # sums of |lambda|, of a bet's variance, of allowances
 
     def add(self, seen: Seen) -> None:
         """Bet on a token, and pay out."""
         bets = Bets.on(seen.law, seen.copied, self.rounding)
         in_stratum = [name == EVERY or name in seen.strata for name in self.strata]
-        growth = np.log1p(bets.gains[..., seen.bin]) - np.log1p(bets.allowance)
-        self.log_capital[in_stratum] += growth
+        self.log_capital[in_stratum] += np.log(bets.factors()[..., seen.bin])
         self.curve.append(log_sum(self.log_weights + self.log_capital))
+        self.highest = max(self.highest, self.curve[-1])
         self.moments += [np.abs(bets.lambdas), bets.gains**2 @ seen.law, np.log1p(bets.allowance)]
 
     @property
@@ -113,10 +111,9 @@ class Evidence:
         """How many tokens were bet on."""
         return len(self.curve) - 1
 
-    @property
-    def highest(self) -> float:
-        """The logarithm of the largest capital that there was."""
-        return max(self.curve)
+    def convicts(self, alpha: float) -> bool:
+        """Whether the capital has exceeded 1 / alpha."""
+        return self.highest > -math.log(alpha)
 
     def tokens_until(self, alpha: float) -> int | None:
         """After how many tokens the capital first exceeded 1 / alpha; None if it never did."""
@@ -142,6 +139,13 @@ class Evidence:
         shifts = np.where(variance > 0, needed / stakes.clip(min=1e-300), np.inf).min(-1)
         possible = [1.0, math.inf, 1.0, 1.0]  # a probability cannot shift by more
         return {n: float(d) if d < most else None for n, d, most in zip(SCORES, shifts, possible, strict=True)}
+
+
+def shares_of(strata: Sequence[str]) -> Float[Array, " strata"]:
+    """The part of the starting capital that is bet on each stratum."""
+    parts = 1 if EVERY not in strata else len(strata) - 1
+    shares = np.array([EVERY_WEIGHT if name == EVERY else (1 - EVERY_WEIGHT) / parts for name in strata])
+    return shares / shares.sum()
 
 
 def log_sum(values: Array) -> float:

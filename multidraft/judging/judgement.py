@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from multidraft.errors import AdviceError, check_integer, is_number, shown
 from multidraft.io import files
+from multidraft.judging import ALPHA, BUDGET_TOKENS, MAX_TOKENS, NUM_LOGPROBS, ROUNDING, TIMEOUT_SECONDS
 from multidraft.judging.asking import Asking, Subject, ask_of, waves
 from multidraft.judging.case import Case
 from multidraft.judging.client import Client
@@ -22,7 +24,6 @@ from multidraft.judging.verdict import Verdict
 from multidraft.sampling import checks
 
 PROMPTS = Path(__file__).parents[1] / "zoo" / "prompts" / "kinds.jsonl"
-BUDGET_TOKENS, ALPHA, ROUNDING, MAX_TOKENS, NUM_LOGPROBS, TIMEOUT_SECONDS = 50_000, 1e-6, 1e-3, 64, 20, 120.0
 REPEATS = 4  # requests with a seed that are made twice
 FIRST_REPEAT = 10**9  # their indices
 MAX_EMPTY_WAVES = 8
@@ -68,42 +69,42 @@ def judge(
     texts = default_prompts() if prompts is None else list(prompts)
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise AdviceError("prompts must be texts that are not empty; give at least one")
-    settings = Settings(float(temperature), float(top_p), top_k)
+    connect = partial(Client, num_logprobs=num_logprobs, timeout=float(timeout), api_key=api_key, transport=transport)
     asked: Subject
+    listed: Reported
     if callable(subject):
-        asked, name = Function(subject), getattr(subject, "__name__", "function")
-        settings = replace(settings, reported=reported or "sampled")
+        asked, name, listed = Function(subject), getattr(subject, "__name__", "function"), "sampled"
         plan = function_waves(texts, max_tokens)
     else:
         if model is None:
             raise AdviceError("a server has several names; give the model's name in its requests")
-        asked = Client(subject, model, num_logprobs, float(timeout), api_key, transport)
-        name, settings = asked.url, replace(settings, reported=reported or asked.dialect.reported)
-        plan = waves(texts, float(temperature), max_tokens)
+        asked = connect(subject, model)
+        name, listed, plan = asked.url, asked.dialect.reported, waves(texts, float(temperature), max_tokens)
+    settings = Settings(float(temperature), float(top_p), top_k, reported or listed)
     settings.check()
     if isinstance(reference, str):
-        reference = ServerReference(Client(reference, model or "", num_logprobs, float(timeout), api_key, transport))
+        reference = ServerReference(connect(reference, model or ""))
     if isinstance(reference, ModelReference):
         reference.reported = settings.reported  # it can list any
     if reference is not None:
         check_reference(reference, settings)
     facts = {"model": model, "prompts": digest(texts), "max_tokens": max_tokens, "logprobs": num_logprobs}
-    facts |= {**vars(settings)}
+    facts |= vars(settings)
     asking = Asking(asked, settings, folder_of(out), {"judge": 1} | facts)
     case = Case(settings, alpha, rounding, reference)
-    hear(case, asking, plan, budget_tokens, progress)
+    gather_evidence(case, asking, plan, budget_tokens, progress)
     repeats = repeat(asking, texts, max_tokens, float(temperature)) if isinstance(asked, Client) else {}
     return case.verdict(name, facts, repeats)
 
 
-def hear(
+def gather_evidence(
     case: Case, asking: Asking, plan: Iterator[list[Ask]], budget: int, progress: Callable[[int], object] | None
 ) -> None:
     """Ask wave after wave, until the case is decided or the budget is used up."""
     empty = 0
     while case.tokens < budget and not case.reasons:
         before = case.tokens
-        case.hear(asking.answer(next(plan)))
+        case.add(asking.answer(next(plan)))
         empty = 0 if case.tokens > before else empty + 1
         if empty == MAX_EMPTY_WAVES:
             raise AdviceError(f"{MAX_EMPTY_WAVES} waves of requests gave no token; check the prompts and the model")

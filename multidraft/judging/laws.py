@@ -15,7 +15,7 @@ from multidraft.errors import AdviceError
 
 Reported = Literal["sampled", "temperature", "raw"]
 REPORTED = ("sampled", "temperature", "raw")
-NEAR = 1e-3  # where a cut falls so close to a boundary, rounding decides which tokens it keeps
+BOUNDARY_TOLERANCE = 1e-3  # where a cut falls so close to a boundary, rounding decides which tokens it keeps
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def kept_tokens(probs: Float[np.ndarray, " listed"], settings: Settings) -> int 
     kept = len(probs)
     if 0 < settings.top_k < kept:
         kept = settings.top_k
-        if probs[kept - 1] < probs[kept] * (1 + NEAR):
+        if probs[kept - 1] < probs[kept] * (1 + BOUNDARY_TOLERANCE):
             return None
     elif settings.top_k > kept:
         return None
@@ -84,6 +84,6 @@ def kept_tokens(probs: Float[np.ndarray, " listed"], settings: Settings) -> int 
         return kept
     sums = probs[:kept].cumsum() / (probs[:kept].sum() if settings.top_k else 1.0)
     crossing = int(np.searchsorted(sums, settings.top_p))
-    if crossing >= kept or np.abs(sums - settings.top_p).min() < NEAR:
+    if crossing >= kept or np.abs(sums - settings.top_p).min() < BOUNDARY_TOLERANCE:
         return None
     return crossing + 1

@@ -13,8 +13,8 @@ from multidraft.judging.laws import Settings, law_of
 MAX_MATCH = 8  # tokens at the end of a text that are looked up earlier in it
 MAX_COPY_CHARACTERS = 40  # more than a token has
 ID_PREFIX = "token_id:"  # of a token's text, where a server writes its number
-BROKEN = "\ufffd"  # in the text of a token that is a part of a character, which several tokens may be
-SAME = 1e-3  # log-probabilities of one token differ by less where a server states it twice
+BROKEN_CHARACTER = "\ufffd"  # in the text of a token that is a part of a character, which several tokens may be
+LOGPROB_TOLERANCE = 1e-3  # log-probabilities of one token differ by less where a server states it twice
 
 
 class Token(NamedTuple):
@@ -32,8 +32,10 @@ class Token(NamedTuple):
 
         Two tokens may have one text, such as parts of characters: the log-probability tells them apart.
         """
-        same = (i for i, (text, value) in enumerate(self.top) if text == self.text and abs(value - self.logprob) < SAME)
-        return next(same, len(self.top))
+        for place, (text, value) in enumerate(self.top):
+            if text == self.text and abs(value - self.logprob) < LOGPROB_TOLERANCE:
+                return place
+        return len(self.top)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def observe(completion: Completion, settings: Settings, tops: list[Any] | None =
     tokens = completion.tokens
     for place, token in enumerate(tokens):
         judged = token if tops is None else token._replace(logprob=tops[place].logprob, top=tops[place].top)
-        is_unique = not any(BROKEN in text for text, _ in judged.top)
+        is_unique = not any(BROKEN_CHARACTER in text for text, _ in judged.top)
         law = law_of(np.array([value for _, value in judged.top]), settings) if is_unique else None
         if law is not None and not (judged.bin == len(judged.top) and settings.only_listed):
             copied = context.copied([text for text, _ in judged.top])

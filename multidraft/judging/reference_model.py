@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from multidraft.sampling.settings import Sampling
 
 
-ZERO = float("-inf")  # the logarithm
+LOG_ZERO = float("-inf")  # the logarithm
 
 
 class ModelReference(Reference):
@@ -100,8 +100,8 @@ class ModelReference(Reference):
         has_numbers = completion.tokens[0].text.startswith(ID_PREFIX)
         name = (lambda token: f"{ID_PREFIX}{token}") if has_numbers else self.text_of
         return [
-            Token(name(token), found.logprob, tuple((name(t), v) for t, v in found.top if v > ZERO), 0, token)
-            for token, found in zip(ids, top_logprobs(logs, ids, self.top), strict=True)
+            Token(name(token), score.logprob, tuple((name(t), v) for t, v in score.top if v > LOG_ZERO), 0, token)
+            for token, score in zip(ids, top_logprobs(logs, ids, self.top), strict=True)
         ]
 
     def sampling(self, temperature: float, settings: Settings) -> "Sampling":

@@ -102,8 +102,8 @@ class Verdict:
             for bets in self.bets
         ]
         if self.compared is not None:
-            found = f"{len(self.compared.places)} differ by more than {self.compared.tolerance:.2g}"
-            rows.append(["log-probabilities, reference", f"{self.compared.tokens:,}", found])
+            difference = f"{len(self.compared.places)} differ by more than {self.compared.tolerance:.2g}"
+            rows.append(["log-probabilities, reference", f"{self.compared.tokens:,}", difference])
         rows.append(["greedy tokens", f"{self.greedy_tokens:,}", f"{len(self.greedy_places)} are not the likeliest"])
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])

@@ -94,7 +94,7 @@ class Choice:
 def call_reader(body: GenerationBody) -> CallReader | None:
     """What finds calls in an answer; None if the request offers no functions."""
     names = body.functions if body.tool_choice != "none" else ()
-    return CallReader(names, getattr(body, "parallel_tool_calls", None) is False) if names else None
+    return CallReader(names, body.is_single_call) if names else None
 
 
 def overlap(text: str, stop: str) -> int:
@@ -317,8 +317,8 @@ class Chat(Completion):
             return text, []
         content, calls = choice.calls.add(text)
         if choice.finish_reason is not None:
-            rest, last_calls = choice.calls.close()
-            content, calls = content + rest, calls + last_calls
+            held_text, last_calls = choice.calls.close()
+            content, calls = content + held_text, calls + last_calls
             if choice.calls.count and choice.finish_reason == "stop":
                 choice.finish_reason = "tool_calls"
         return content, calls

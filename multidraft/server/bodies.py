@@ -83,6 +83,11 @@ class GenerationBody(SamplingBody):
         return {}
 
     @property
+    def is_single_call(self) -> bool:
+        """Whether the answer may call one function only."""
+        return False
+
+    @property
     def new_tokens(self) -> int | None:
         """The requested number of new tokens, if any."""
         return self.max_tokens
@@ -126,6 +131,10 @@ class ChatBody(GenerationBody):
     @cached_property
     def functions(self) -> dict[str, dict[str, Any]]:
         return functions_of(self.tools)
+
+    @property
+    def is_single_call(self) -> bool:
+        return self.parallel_tool_calls is False
 
     @property
     def num_logprobs(self) -> int | None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError, shown
-from multidraft.sampling.grammar import Grammar, checked_size, schema_text
+from multidraft.sampling.grammar import Grammar, schema_text
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.tools import call_rules, forced_functions, json_rule
 
@@ -24,21 +24,15 @@ def grammar_of(body: GenerationBody, tokenizer: "PreTrainedTokenizerBase") -> Gr
     field = "tools" if forced else "response_format"
     try:
         if forced:
-            return lark_grammar(
-                "start: call\n" + call_rules({name: functions[name] for name in forced}, "call"), tokenizer
-            )
+            rules = call_rules({name: functions[name] for name in forced}, "call")
+            return Grammar(tokenizer, lark=f"start: call\n{rules}")
         assert schema is not None
         if functions and body.tool_choice != "none":  # a call, or an answer
             rules = f"start: answer | call\nanswer: {json_rule(schema)}\n" + call_rules(functions, "call")
-            return lark_grammar(rules, tokenizer)
+            return Grammar(tokenizer, lark=rules)
         return Grammar(tokenizer, schema)
     except AdviceError as error:
         raise AdviceError(f"{field}: {error}") from None
-
-
-def lark_grammar(rules: str, tokenizer: "PreTrainedTokenizerBase") -> Grammar:
-    """A grammar of these rules."""
-    return Grammar(tokenizer, lark=checked_size(rules))
 
 
 def answer_schema(response_format: Any) -> dict[str, Any] | None:

@@ -111,13 +111,13 @@ class CallReader:
             self.is_plain = True
         content, calls = "", list[Call]()
         while BEGIN in self.held and END in self.held.partition(BEGIN)[2]:
-            before, _, rest = self.held.partition(BEGIN)
-            inside, _, self.held = rest.partition(END)
-            found = calls_in(inside, self.names)
-            content += before if found else f"{before}{BEGIN}{inside}{END}"
-            calls += self.counted(found)
-        complete, begin, rest = self.held.partition(BEGIN)
-        kept = begin + rest if begin else complete[len(complete) - tag_overlap(complete) :]
+            before, _, after = self.held.partition(BEGIN)
+            inside, _, self.held = after.partition(END)
+            new_calls = calls_in(inside, self.names)
+            content += before if new_calls else f"{before}{BEGIN}{inside}{END}"
+            calls += self.counted(new_calls)
+        complete, begin, after = self.held.partition(BEGIN)
+        kept = begin + after if begin else complete[len(complete) - tag_overlap(complete) :]
         content += complete if begin else complete[: len(complete) - len(kept)]
         self.held = kept
         return ("" if self.count and not content.strip() else content), calls

@@ -13,11 +13,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 ROOT = Path(__file__).parents[2]
 ZOO = ROOT / "multidraft" / "zoo"
 NAME = "embedded"
+MESSAGES = [{"role": "user", "content": "It was a dark and stormy night"}]
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +45,14 @@ def ending_at_a_full_stop(folder: Path) -> Path:
         settings = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(settings | change))
     return folder
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """The client that OpenAI publishes."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+        client.models.retrieve(NAME)
+        yield client
 
 
 @pytest.fixture

@@ -4,16 +4,7 @@ import asyncio
 
 import openai
 import pytest
-from conftest import NAME
-
-MESSAGES = [{"role": "user", "content": "It was a dark and stormy night"}]
-
-
-@pytest.fixture
-def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0) as client:
-        client.models.retrieve(NAME)
-        yield client
+from conftest import MESSAGES, NAME
 
 
 def test_chats(client):

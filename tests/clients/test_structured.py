@@ -4,10 +4,9 @@ import json
 
 import openai
 import pytest
-from conftest import NAME
+from conftest import MESSAGES, NAME
 from pydantic import BaseModel
 
-MESSAGES = [{"role": "user", "content": "It was a dark and stormy night"}]
 SCHEMA = {"type": "object", "properties": {"answer": {"enum": ["yes", "no"]}}, "required": ["answer"]}
 SCHEMA |= {"additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": "say", "parameters": SCHEMA}}]
@@ -19,13 +18,6 @@ class Answer(BaseModel):
 
     sure: bool
     count: int
-
-
-@pytest.fixture
-def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0) as client:
-        client.models.retrieve(NAME)
-        yield client
 
 
 def test_an_answer_is_parsed_by_the_client(client):

@@ -45,8 +45,8 @@ def texts(context: str, length: int) -> Iterator[tuple[list[str], float]]:
         yield [], 1.0
         return
     for piece, p in outcomes(context):
-        for rest, q in texts(context + piece, length - len(piece)):
-            yield [piece[:length], *rest], p * q
+        for following, q in texts(context + piece, length - len(piece)):
+            yield [piece[:length], *following], p * q
 
 
 def test_the_toy_is_lossless():
@@ -99,8 +99,8 @@ def test_biased_samplers_are_caught_within_so_many_tokens(step, tokens):
 @pytest.mark.slow
 def test_the_innocent_are_convicted_as_seldom_as_alpha_says():
     """Of 200 audits at alpha = 0.1 at most 20 are expected; more than 36 have odds below 3e-4."""
-    found = [evidence_of(speculative, 300, seed=seed).tokens_until(0.1) for seed in range(200)]
-    assert sum(tokens is not None for tokens in found) <= 36
+    token_counts = [evidence_of(speculative, 300, seed=seed).tokens_until(0.1) for seed in range(200)]
+    assert sum(tokens is not None for tokens in token_counts) <= 36
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_the_bias_that_is_stated_is_found_as_often_as_stated():
         shifted[best] = law[best] + d
         return rng.choices(LETTERS, shifted)[0]
 
-    found = [evidence_of(step, 3000, seed=seed).tokens_until(1e-6) for seed in range(40)]
-    assert 32 <= sum(tokens is not None for tokens in found)
+    token_counts = [evidence_of(step, 3000, seed=seed).tokens_until(1e-6) for seed in range(40)]
+    assert 32 <= sum(tokens is not None for tokens in token_counts)
     assert d < 0.1
 
 
@@ -154,7 +154,7 @@ RAW = np.log([0.5, 0.25, 0.125, 0.0625])
     ],
 )
 def test_the_law_that_is_sampled_from_follows_from_the_listed_one(settings, law):
-    found = law_of(RAW, settings)
-    assert (found is None) == (law is None)
+    computed = law_of(RAW, settings)
+    assert (computed is None) == (law is None)
     if law is not None:
-        assert np.allclose(found, law)
+        assert np.allclose(computed, law)

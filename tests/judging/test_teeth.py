@@ -14,8 +14,8 @@ from multidraft.decoding.state import DecodeConfig, Scored
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.verify import CompressedResidual, compress_targets, single_draft_outcome
 from multidraft.decoding.walks import Child, Verdict
-from multidraft.judging import Verdict as JudgeVerdict
 from multidraft.judging.reference_model import ModelReference
+from multidraft.judging.verdict import Verdict as JudgeVerdict
 from multidraft.models.table import TableModel, random_table
 from multidraft.server import Limits
 from multidraft.server.engine import Engine

@@ -41,9 +41,9 @@ SCHEMA = {
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """A token of two letters, so that a text has several paths, and an end of text."""
-    made = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate(PIECES)}, unk_token="a"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+    word_level = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate(PIECES)}, unk_token="a"))
+    word_level.pre_tokenizer, word_level.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=word_level, eos_token="</s>")
 
 
 @cache

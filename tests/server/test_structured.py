@@ -215,7 +215,7 @@ def test_calls_are_found_however_the_text_comes(kind, size):
     reader = CallReader(["weather", "clock"])
     parts = [reader.add(text[place : place + size]) for place in range(0, len(text), size)] + [reader.close()]
     assert "".join(part for part, _ in parts) == content
-    found = [call for _, found in parts for call in found]
-    assert [(call.name, call.arguments) for call in found] == [(call.name, call.arguments) for call in calls]
+    all_calls = [call for _, part_calls in parts for call in part_calls]
+    assert [(call.name, call.arguments) for call in all_calls] == [(call.name, call.arguments) for call in calls]
     single = CallReader(["weather", "clock"], is_single=True)
     assert len(single.add(text)[1] + single.close()[1]) == min(len(calls), 1)

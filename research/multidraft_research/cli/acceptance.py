@@ -9,6 +9,7 @@ from typer import Option
 from multidraft.cli import completion, terminal
 from multidraft.errors import AdviceError
 from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, recorded
+from multidraft_research.cli.pretrained import DraftOption, TargetOption
 
 if TYPE_CHECKING:
     from multidraft_research.captures.recording import Recording
@@ -20,14 +21,8 @@ SCHEME = "A scheme of yours beside those of the list, as in module:rule,law=iid;
 def acceptance(
     capture: Annotated[Path | None, Option(help="A folder of `multidraft capture`. Default: record now.")] = None,
     random: Annotated[int, Option(min=0, max=10_000, help="Use N random pairs of 4096 tokens instead.")] = 0,
-    target: Annotated[
-        str | None,
-        Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        Option(help="Draft model: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
-    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,

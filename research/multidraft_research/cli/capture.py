@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
+from multidraft.cli import terminal
 from multidraft.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import versions
-from multidraft_research.cli.pretrained import load_pretrained
+from multidraft_research.cli.pretrained import DraftOption, TargetOption, load_pretrained
 
 if TYPE_CHECKING:
     from multidraft.cli.executors import Executor
@@ -61,14 +61,8 @@ class Source:
 
 def capture(
     out: Annotated[Path | None, Option(help="Folder of the capture; the same command goes on with it.")] = None,
-    target: Annotated[
-        str | None,
-        Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        Option(help="Draft model: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
-    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from multidraft.cli import completion, terminal
+from multidraft.cli import terminal
 from multidraft_research.cli.capture import DEMO, SHIPPED, Source
+from multidraft_research.cli.pretrained import DraftOption, TargetOption
 from multidraft_research.studies import pictures
 
 if TYPE_CHECKING:
@@ -17,14 +18,8 @@ if TYPE_CHECKING:
 
 def curves(
     out: Annotated[Path, Option(help="The picture to write: .svg, .png or .pdf.")],
-    target: Annotated[
-        str | None,
-        Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        Option(help="Draft model: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
-    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     prompts: Annotated[Path, Option(help="A file of prompts; the first one is used.", show_default=SHIPPED)] = DEMO,
     max_new_tokens: Annotated[int, Option(min=1, help="Positions to look for a telling one.")] = 64,
     drafts: Annotated[int, Option(min=1, max=1000, help="Drafts at a node.")] = 4,

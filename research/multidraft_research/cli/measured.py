@@ -16,6 +16,7 @@ from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import hardware, versions
 from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, captured, digest
+from multidraft_research.cli.pretrained import TargetOption
 from multidraft_research.studies import pictures
 from multidraft_research.studies.listed import LISTED
 
@@ -73,10 +74,7 @@ def command(name: str, about: str, do: Callable[[StudyRequest, bool], None]) -> 
     def study(
         out: Annotated[Path | None, Option(help=RUN)] = None,
         capture: Annotated[Path | None, Option(help=CAPTURE)] = None,
-        target: Annotated[
-            str | None,
-            Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
-        ] = None,
+        target: TargetOption = None,
         draft: Annotated[list[str] | None, Option(help=DRAFT, autocompletion=completion.drafts)] = None,
         scheme: Annotated[list[str] | None, Option(help=SCHEME, autocompletion=completion.schemes)] = None,
         prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,

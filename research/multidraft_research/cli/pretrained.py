@@ -1,10 +1,22 @@
 """Two models of Hugging Face, for what needs their weights or their logits."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from typer import Option
+
+from multidraft.cli import completion
 from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, TRANSFORMERS, Loader, is_file, load_models
 from multidraft.errors import AdviceError
 from multidraft.zoo import Pair
+
+TargetOption = Annotated[
+    str | None,
+    Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
+]
+DraftOption = Annotated[
+    str | None,
+    Option(help="Draft model: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
+]
 
 
 def load_pretrained(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER) -> Pair:
