@@ -1,4 +1,4 @@
-# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | release-check | docs | site |
+# make demo | test | test-loops | test-slow | test-oldest | test-llama-cpp | test-clients | check | release-check | docs | site |
 # size | gpu | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -11,7 +11,7 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check release-check docs site size gpu setup
+.PHONY: demo test test-loops test-slow test-oldest test-llama-cpp test-clients check release-check docs site size gpu setup
 setup: .venv/.checked
 
 # SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding and transformers' own ways to draft; then one step as a tree. Where
@@ -54,10 +54,10 @@ test-oldest:
 	$(MAKE) BIN=.venv-oldest/bin CONSTRAINTS=.venv-oldest/constraints.txt .venv-oldest/.tested
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST))
 
-# GGUF models. llama.cpp is built from its source, which takes minutes: `make test` skips these tests until this has been
-# made once. The wheel is kept, so that another environment takes it as it is.
-test-gguf: .venv/.gguf
-	$(TESTING) $(BIN)/python -m pytest -q tests/models/test_gguf.py tests/generation/test_gguf_pair.py
+# The tests of GGUF models with llama.cpp in place of ik_llama.cpp. It is built from its source, which takes minutes; the
+# wheel is kept, so that another environment takes it as it is.
+test-llama-cpp: .venv/.llama-cpp
+	MULTIDRAFT_GGUF_LIBRARY=llama.cpp $(TESTING) $(BIN)/python -m pytest -q tests/models/test_gguf.py tests/generation/test_gguf_pair.py
 
 # Programs that others wrote, in an environment of their own, against our server.
 CLIENTS = .venv-clients/bin/python
@@ -120,11 +120,11 @@ gpu:
 	@$(PIP) -e '.[check]'
 	@touch $@
 
-.venv/.gguf: .venv/.checked
+.venv/.llama-cpp: .venv/.checked
 	@echo "Building llama.cpp, once (some minutes) ..."
 	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/python -m pip wheel $(PIP_SETTINGS) --no-deps \
 		--find-links .wheels -w .wheels llama-cpp-python
-	@$(PIP) --find-links .wheels -e '.[gguf]'
+	@$(PIP) --find-links .wheels -e '.[llama-cpp]'
 	@touch $@
 
 .venv-clients/.made: tests/clients/requirements.txt

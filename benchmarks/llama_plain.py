@@ -1,9 +1,18 @@
-"""llama.cpp's own plain decoding through the same binding: one context, one token a pass, its own samplers."""
+"""Plain decoding by llama.cpp or its fork, through the same binding: one context, one token a pass.
 
-from collections.abc import Iterator, Sequence
+llama.cpp draws with its own samplers. Those of ik_llama.cpp go through a list of all tokens in Python, so tokens are
+drawn from its logits with NumPy, which is faster.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from multidraft.models.gguf import LLAMA_CPP
+from multidraft.models.gguf.memory import Batch, Token
 from multidraft.models.gguf.model import GGUF
 
 
@@ -19,7 +28,7 @@ def context(model: GGUF, cells: int) -> Iterator[Any]:
         library.llama_free(pointer)
 
 
-def sampler(library: Any, temperature: float, seed: int) -> Any:
+def chain_of_samplers(library: Any, temperature: float, seed: int) -> Any:
     """llama.cpp's chain of samplers: the most likely token, or a draw from everything."""
     chain = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
     if temperature == 0:
@@ -28,6 +37,27 @@ def sampler(library: Any, temperature: float, seed: int) -> Any:
     library.llama_sampler_chain_add(chain, library.llama_sampler_init_temp(temperature))
     library.llama_sampler_chain_add(chain, library.llama_sampler_init_dist(seed))
     return chain
+
+
+@contextmanager
+def sampler(model: GGUF, handle: Any, temperature: float, seed: int) -> Iterator[Callable[[], int]]:
+    """A function that draws the next token."""
+    library = model.weights.library
+    if library.name == LLAMA_CPP:
+        chain = chain_of_samplers(library, temperature, seed)
+        yield lambda: library.llama_sampler_sample(chain, handle, -1)
+        library.llama_sampler_free(chain)
+        return
+    random, vocabulary = np.random.default_rng(seed), model.weights.vocabulary
+
+    def draw() -> int:
+        address = model.memory.address_of_logits(handle)
+        logits = np.ctypeslib.as_array((ctypes.c_float * vocabulary).from_address(address))
+        if temperature:
+            logits = logits / temperature + random.gumbel(size=vocabulary)
+        return int(logits.argmax())
+
+    yield draw
 
 
 def decode(
@@ -39,17 +69,20 @@ def decode(
     ends: Sequence[int] = (),
 ) -> list[int]:
     """Continue a prompt up to one of these ends."""
-    library, tokens = model.weights.library, list[int]()
-    chain, following = sampler(library, temperature, seed), (library.llama_token * 1)()
-    with context(model, len(prompt) + new_tokens) as handle:
-        prompt_tokens = (library.llama_token * len(prompt))(*prompt)
-        library.llama_decode(handle, library.llama_batch_get_one(prompt_tokens, len(prompt)))
+    library, tokens, batch = model.weights.library, list[int](), Batch(model.weights.library, 1)
+    most = min(library.most_tokens, len(prompt))
+
+    def read(new: Sequence[int], start: int) -> None:
+        places = [Token(token, start + place, [0]) for place, token in enumerate(new)]
+        library.llama_decode(handle, batch.fill(places, [False] * (len(new) - 1) + [True]))
+
+    with context(model, len(prompt) + new_tokens) as handle, sampler(model, handle, temperature, seed) as draw:
+        for start in range(0, len(prompt), most):
+            read(prompt[start : start + most], start)
         while len(tokens) < new_tokens:
-            tokens.append(library.llama_sampler_sample(chain, handle, -1))
-            following[0] = tokens[-1]
+            tokens.append(draw())
             if tokens[-1] in ends:
                 break
             if len(tokens) < new_tokens:
-                library.llama_decode(handle, library.llama_batch_get_one(following, 1))
-    library.llama_sampler_free(chain)
+                read(tokens[-1:], len(prompt) + len(tokens) - 1)
     return tokens

@@ -81,7 +81,7 @@ def test_snippets_run(snippet, names, monkeypatch):
         for theirs, ours in PLACES.items():
             code = code.replace(f'"{theirs}"', f'"{ours}"')
     if snippet.how == FILES:
-        pytest.importorskip("llama_cpp")
+        pytest.importorskip("ik_llama_cpp")
         from ggufs import pair_files
 
         for name, path in zip(("model.gguf", "draft.gguf"), pair_files(), strict=True):

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidraft.errors import AdviceError
+from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
 from multidraft.zoo import FOLDER
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ DRAFT_HELP = (
     "`0.9*a+0.1*b` mixes; `copy+a` looks up the text first; `a,b` lists; `none` decodes plainly. Default: the target's "
     "own, else `lookup`."
 )
-ENGINES = TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
+TRANSFORMERS = "transformers"
+ENGINES = TRANSFORMERS, *LIBRARIES
 ENGINE_HELP = (
-    "transformers or llama.cpp, for GGUF files and smollm2. Default: llama.cpp for files, transformers for smollm2."
+    f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: {TRANSFORMERS} for smollm2, "
+    "else the first of the other two that is installed and reads the file."
 )
 TRUST_HELP = "Run code that comes with a model's folder or hub page. It never runs without this."
 BUILT_IN_NAME = re.compile(rf"({'|'.join(BUILT_IN)})(?::(\d+))?")
@@ -65,13 +68,18 @@ class Loader(NamedTuple):
 
     @property
     def gives_hidden_states(self) -> bool:
-        """Whether targets return the hidden states that draft heads read; llama.cpp's do not."""
-        return self.engine != LLAMA_CPP
+        """Whether targets return the hidden states that draft heads read; those of GGUF files do not."""
+        return self.library is None
+
+    @property
+    def library(self) -> str | None:
+        """The library that has to read GGUF files, if one has to."""
+        return self.engine if self.engine in LIBRARIES else None
 
     def check(self) -> None:
         """Raise on an engine that does not exist."""
         if self.engine not in (None, *ENGINES):
-            raise AdviceError(f"unknown --engine {self.engine!r}; use {' or '.join(ENGINES)}")
+            raise AdviceError(f"unknown --engine {self.engine!r}; use {', '.join(ENGINES)}")
 
 
 DEFAULT_LOADER = Loader()
@@ -188,7 +196,7 @@ def load_models(
     loader.check()
     silence()
     paths = [resolve(target, "target", loader), *(resolve(name, "draft", loader) for name in drafts)]
-    files = {path: GGUF(Path(path)) for path in dict.fromkeys(paths) if is_file(path)}
+    files = {path: GGUF(Path(path), library=loader.library) for path in dict.fromkeys(paths) if is_file(path)}
     go_offline_without_hub(path for path in paths if path not in files)
     settings = {"trust_remote_code": True} if loader.trust else {}
     tokenizers = {
@@ -218,9 +226,11 @@ def resolve(name: str, role: str, loader: Loader) -> str:
         from multidraft.zoo import smollm2
 
         name, engine = str(smollm2.file(role)), engine or TRANSFORMERS
+        if engine == IK_LLAMA_CPP and role == "target":
+            name = str(smollm2.fast_target())
     if not is_file(name):
-        if engine == LLAMA_CPP:
-            advice = "which --engine llama.cpp needs; give one, or leave out --engine"
+        if loader.library:
+            advice = f"which --engine {engine} needs; give one, or leave out --engine"
             raise AdviceError(f"{name!r} is no GGUF file, {advice}")
         return name
     path = Path(name).expanduser()

@@ -30,6 +30,14 @@ def file(role: str) -> Path:
     return target() if role == "target" else DRAFT
 
 
+def fast_target() -> Path:
+    """The target in Q8_0, kept in the user's cache: ik_llama.cpp has fast kernels for it, and the file is in Q4_1."""
+    from multidraft.io.files import cache as user_cache
+    from multidraft.models.gguf.requantise import requantised
+
+    return requantised(target(), user_cache(), "Q8_0")
+
+
 @cache
 def target() -> Path:
     """The target's file, whose checksum is looked at once in a process."""

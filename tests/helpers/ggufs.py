@@ -1,19 +1,30 @@
 """GGUF files made by the converter of `examples/`, of tiny random models and of the embedded pair."""
 
+import os
 from copy import copy
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from reading import TOLERANCE
 from tiny import WINDOW, tiny_model
 from transformers import PreTrainedModel
 
 from multidraft.errors import install_command
+from multidraft.models.gguf import IK_LLAMA_CPP, LLAMA_CPP
+from multidraft.models.gguf.choice import LIBRARY_VARIABLE
 
 INSTALL = install_command("gguf")
-pytest.importorskip("llama_cpp", reason=f"llama-cpp-python is not installed; run {INSTALL}")
+PACKAGES = {IK_LLAMA_CPP: "ik_llama_cpp", LLAMA_CPP: "llama_cpp"}
+INSTALLED = [name for name, package in PACKAGES.items() if find_spec(package)]
+if not INSTALLED:
+    pytest.skip(f"no library for GGUF files is installed; run {INSTALL}", allow_module_level=True)
+LIBRARY = os.environ.get(LIBRARY_VARIABLE) or INSTALLED[0]
+CACHE_TYPE = {IK_LLAMA_CPP: "f16", LLAMA_CPP: "f32"}[LIBRARY]  # the most exact one
+ALLOWED = {"f16": 30, "f32": 1}[CACHE_TYPE] * TOLERANCE
 to_gguf: Any = pytest.importorskip("to_gguf", reason=f"gguf is not installed; run {INSTALL}")
 
 gguf: Any = pytest.importorskip("gguf")

@@ -288,11 +288,11 @@ def test_advice(make, advice):
 
 
 def gguf(_: int) -> Reader:
-    from ggufs import tiny_file  # skips where there is no llama.cpp
+    from ggufs import CACHE_TYPE, tiny_file  # skips where no library for GGUF files is installed
 
     from multidraft.models.gguf.model import GGUF
 
-    return GGUF(tiny_file("llama"), cache_type="f32")
+    return GGUF(tiny_file("llama"), cache_type=CACHE_TYPE)
 
 
 HUGGING_FACE = {"model": ("llama", "gpt2"), "gated delta nets": ("qwen3_5", "qwen3_next"), "paths": ("mamba2", "bamba")}

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from ggufs import tiny_file, window_file, window_model
+from ggufs import ALLOWED, CACHE_TYPE, tiny_file, window_file, window_model
 from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, chain, drawn, error, forest, worst_error_of_life
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.models.gguf.file import library
+from multidraft.models.gguf.choice import library_for
 from multidraft.models.gguf.memory import Sequences
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.reader import Row
 
 TABLE = 10 * TOLERANCE  # llama.cpp looks GELU up in a table of f16, which is all that Hugging Face says otherwise
+WRONG = 100 * TOLERANCE
 READ: dict[Path, GGUF] = {}
 SEVEN = [[-1, -1, 0, 0, 1, 2, 4]] * 3
 
@@ -29,11 +30,11 @@ def afresh():
 
 def reader(path: Path, capacity: int = 48) -> GGUF:
     """Of one memory, so that rows can join; it is forgotten after each test."""
-    return READ.setdefault(path, GGUF(path, cache_type="f32")).new(capacity)
+    return READ.setdefault(path, GGUF(path, cache_type=CACHE_TYPE)).new(capacity)
 
 
 def session(name: str, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:
-    return begin_session(tiny_model(name), reader(tiny_file(name), capacity), prompts)
+    return begin_session(tiny_model(name), reader(tiny_file(name), capacity), prompts, ALLOWED)
 
 
 def alone(run: Session, trees: Forest) -> Tensor:
@@ -48,16 +49,17 @@ def alone(run: Session, trees: Forest) -> Tensor:
 
 @pytest.mark.parametrize(("name", "capacity"), [("llama", 1), ("qwen2", 48), ("qwen3", 1)])
 def test_every_family_reads_trees_as_it_reads_paths(name: str, capacity: int):
-    assert worst_error_of_life(partial(session, name, capacity=capacity)) < TOLERANCE
+    assert worst_error_of_life(partial(session, name, capacity=capacity)) < ALLOWED
 
 
 def test_sliding_windows_are_kept_whole_and_cut_at_paths():
+    pytest.importorskip("llama_cpp", reason="only llama.cpp reads this family")
     run = begin_session(window_model(), reader(window_file()), allowed=TABLE)
     everything = replace(run, plain=window_model(sliding_window=CONTEXT))  # wrong: the window is as wide as the context
     for _ in range(3):
         trees = forest(len(PROMPTS), 7, run.generator)
         got = run.read(trees)
-        assert error(got, alone(run, trees)) < TOLERANCE
+        assert error(got, alone(run, trees)) < ALLOWED
         assert error(got, run.expected(trees)) < TABLE
         everything.sequences = run.sequences
         assert error(got, everything.expected(trees)) > 1000 * TOLERANCE
@@ -75,7 +77,7 @@ def test_sliding_windows_are_kept_whole_and_cut_at_paths():
 )
 def test_models_with_a_state_are_refused_by_name(architecture, message, monkeypatch):
     """Whatever llama.cpp says so of; and encoders."""
-    monkeypatch.setattr(library(), f"llama_model_{architecture}", lambda model: True)
+    monkeypatch.setattr(library_for(tiny_file("llama")), f"llama_model_{architecture}", lambda model: True)
     with pytest.raises(AdviceError, match=message):
         GGUF(tiny_file("llama"))
 
@@ -87,7 +89,7 @@ def test_a_row_goes_on_as_two():
         run.model.gather([0, 0])
     run.model.commit([[]] * 3)
     run.gather([2, 2])
-    assert run.step() < TOLERANCE
+    assert run.step() < ALLOWED
 
 
 def test_a_memory_that_is_too_small_grows_and_forgets_nothing():
@@ -96,7 +98,7 @@ def test_a_memory_that_is_too_small_grows_and_forgets_nothing():
     others = [run.model.fork(row, 30, 1) for row in range(3) for _ in range(8)]
     for _ in range(6):
         trees = forest(3, 12, run.generator)
-        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
+        assert error(run.read(trees), run.expected(trees)) < ALLOWED
         run.model.commit([[]] * 3)
         others.append(run.model.new(1))
         others[-1].forward([list(range(60))], [chain(60)], "none")
@@ -126,7 +128,7 @@ def test_nodes_beyond_the_context_do_no_harm():
     tree = Forest([drawn(5, run.generator)], [chain(5)])
     got = run.read(tree)
     assert got.isfinite().all()
-    assert error(got[:2], run.expected(Forest([tree.tokens[0][:2]], [chain(2)]))) < TOLERANCE
+    assert error(got[:2], run.expected(Forest([tree.tokens[0][:2]], [chain(2)]))) < ALLOWED
     run.model.commit([[0, 1, 2, 3, 4]])
     assert run.model.rows[0].memory.length == CONTEXT
     assert not run.model.forward([[1]], [[-1]]).any()
@@ -136,12 +138,12 @@ def test_rows_may_bring_nothing_and_tokens_that_only_a_larger_vocabulary_has():
     run, twin = session("llama"), session("llama")
     assert run.model.forward([[]] * 3, [[]] * 3).shape == (3, 0, VOCABULARY)
     got = run.model.forward([[1, 2], [], [3]], [[-1, 0], [], [-1]], "last")
-    assert error(got[2, 0], run.plainly([[*run.sequences[2], 3]])[0]) < TOLERANCE
+    assert error(got[2, 0], run.plainly([[*run.sequences[2], 3]])[0]) < ALLOWED
     assert run.model.forward([[1], [1], [1]], [[1], [-1], [0]], "none").shape == (3, 0, VOCABULARY)
     run.model.commit([[]] * 3)
     texts, read = ([[token, 3], [1], [token]] for token in (VOCABULARY + 2, 0))
     parents = [[-1, 0], [-1], [-1]]
-    assert error(run.model.forward(texts, parents), twin.model.forward(read, parents)) < TOLERANCE
+    assert error(run.model.forward(texts, parents), twin.model.forward(read, parents)) < ALLOWED
 
 
 def test_an_interrupted_step_is_taken_back(monkeypatch):
@@ -158,7 +160,7 @@ def test_an_interrupted_step_is_taken_back(monkeypatch):
         run.read(trees)
     monkeypatch.undo()
     run.model.commit([[]] * len(PROMPTS))
-    assert error(run.read(trees), run.expected(trees)) < TOLERANCE
+    assert error(run.read(trees), run.expected(trees)) < ALLOWED
 
 
 def one_sequence(run: Session, monkeypatch) -> None:
@@ -186,4 +188,4 @@ def test_the_comparison_catches_a_wrong_twin(wrong, monkeypatch):
     run = session("llama")
     wrong(run, monkeypatch)
     trees = Forest([drawn(7, run.generator) for _ in PROMPTS], SEVEN)
-    assert error(run.read(trees), run.expected(trees)) > 100 * TOLERANCE
+    assert error(run.read(trees), run.expected(trees)) > WRONG

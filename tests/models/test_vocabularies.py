@@ -99,12 +99,12 @@ def reader(request, tmp_path: Path) -> Reader:
     model.save_pretrained(tmp_path)
     if request.param == "Hugging Face":
         return CausalLM(load_model(str(tmp_path)))
-    from ggufs import to_gguf  # skips where there is no llama.cpp
+    from ggufs import CACHE_TYPE, to_gguf  # skips where no library for GGUF files is installed
 
     from multidraft.models.gguf.model import GGUF
 
     to_gguf.write(load_model(str(tmp_path)), tmp_path / "draft.gguf")
-    return GGUF(tmp_path / "draft.gguf", cache_type="f32").new(20)
+    return GGUF(tmp_path / "draft.gguf", cache_type=CACHE_TYPE).new(20)
 
 
 def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reader: Reader):

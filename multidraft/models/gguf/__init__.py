@@ -1,1 +1,3 @@
-"""llama.cpp below `GGUF`, by its low-level interface: the file, the weights, the memory, rows, the tokenizer."""
+"""llama.cpp and its fork below `GGUF`, by their low-level interfaces: file, weights, memory, rows, tokenizer."""
+
+IK_LLAMA_CPP, LLAMA_CPP = LIBRARIES = "ik_llama.cpp", "llama.cpp"

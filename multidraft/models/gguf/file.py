@@ -1,10 +1,10 @@
-"""What a GGUF file holds, as llama.cpp reads it: the weights, loaded once, what it says of its model, the tokenizer."""
+"""What a GGUF file holds, as a library reads it: the weights, loaded once, what it says of its model, the tokenizer."""
 
 import ctypes
 import hashlib
 import os
 import re
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -12,57 +12,30 @@ from weakref import finalize
 import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from multidraft.errors import AdviceError, optional
+from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.base import Vocabulary
 from multidraft.models.gguf.header import whole_numbers
+from multidraft.models.gguf.library import LlamaCpp
 
-PACKAGE = "llama-cpp-python, which is built where it is installed, by cmake and a C++ compiler"
-ERROR = 4  # the level of ggml's errors
-SAID = ["llama.cpp does not say why"]  # its last error
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # of a model that was split into several files
 TARGET_IDS = b"multidraft.target_ids"
 LONGEST = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
 SAMPLED = 1 << 20  # bytes at both ends of a file, of which its digest is made
-ALL = -1  # layers on the GPU
 STATE = "recurrent state, which cannot be rolled back to a path of a tree"
-
-
-@cache
-def library() -> Any:
-    """The functions of llama.cpp; raises AdviceError, with the line to type, where they are not installed."""
-    library: Any = optional("llama_cpp.llama_cpp", PACKAGE, "gguf")
-
-    @library.llama_log_callback
-    def log_line(level: int, line: bytes, _: object) -> None:
-        if level == ERROR and line.strip() and b"failed to load model" not in line:  # which comes behind the reason
-            SAID[:] = [" ".join(line.decode(errors="replace").split())]
-
-    library.multidraft_log_callback = log_line  # must live as long as the library may call it
-    library.llama_log_set(log_line, ctypes.c_void_p(0))
-    return library
-
-
-def last_error() -> str:
-    """What the library said of its last failure, without the name of the function that said it."""
-    return SAID[-1].split(": ", 1)[-1].rstrip(".")
 
 
 class Weights:
     """A model in memory; raises AdviceError where its file is none, or its memory cannot be rolled back."""
 
-    def __init__(self, path: Path, gpu_layers: int | None):
-        self.library, self.path = library(), path
-        target_ids, settings = whole_numbers(path, TARGET_IDS), self.library.llama_model_default_params()
+    def __init__(self, path: Path, library: LlamaCpp, gpu_layers: int | None):
+        self.library, self.path = library, path
+        target_ids = whole_numbers(path, TARGET_IDS)
         check_room(path)
-        # llama.cpp's kernels for AMX fault where they read q8_0 (0.3.36, on a Xeon)
-        settings.use_extra_bufts = b"AMX_INT8 = 1" not in self.library.llama_print_system_info()
-        if self.library.llama_supports_gpu_offload():
-            settings.n_gpu_layers = ALL if gpu_layers is None else gpu_layers
-        self.pointer = self.library.llama_model_load_from_file(os.fsencode(path), settings)
+        self.pointer = library.llama_model_load_from_file(os.fsencode(path), library.model_settings(gpu_layers))
         if not self.pointer:
             raise AdviceError(
-                f"llama.cpp cannot load {str(path)!r}: {last_error()}; get the file again, or another one"
+                f"{library.name} cannot load {str(path)!r}: {library.last_error()}; get the file again, or another one"
             )
         finalize(self, self.library.llama_model_free, self.pointer)
         self.vocab = self.library.llama_model_get_vocab(self.pointer)
@@ -97,10 +70,15 @@ class Weights:
     @cached_property
     def numbers_of_token(self) -> int:
         """How many numbers the keys and values of a token are, in all layers."""
-        names = ("layer", "head", "head_kv", "embd")
-        layers, heads, groups, width = (getattr(self.library, f"llama_model_n_{name}")(self.pointer) for name in names)
-        sizes = [self.metadata(f"{self.family}.attention.{name}_length") for name in ("key", "value")]
-        return layers * groups * sum(int(size or width // max(heads, 1)) for size in sizes)
+        layers, heads, width = map(self.size, ("block_count", "attention.head_count", "embedding_length"))
+        groups, size = self.size("attention.head_count_kv") or heads, width // max(heads, 1)
+        sizes = [self.size(f"attention.{name}_length") or size for name in ("key", "value")]
+        return layers * groups * sum(sizes)
+
+    def size(self, name: str) -> int:
+        """A whole number among the metadata of this family; 0 where there is none, or one for each layer."""
+        text = self.metadata(f"{self.family}.{name}") or ""
+        return int(text) if text.isdecimal() else 0
 
     @cached_property
     def digest(self) -> str:
@@ -118,7 +96,7 @@ class Weights:
         if ask.llama_vocab_type(vocab) == ask.LLAMA_VOCAB_TYPE_NONE:
             return ()
         names = [ask.llama_vocab_get_text(vocab, token) or b"" for token in range(self.vocabulary)]
-        unused = [ask.llama_vocab_get_attr(vocab, token) & ask.LLAMA_TOKEN_ATTR_UNUSED for token in range(len(names))]
+        unused = [ask.is_unused(self, token) for token in range(len(names))]
         return tuple("" if no else name.decode(errors="replace") for name, no in zip(names, unused, strict=True))
 
     @cached_property
@@ -143,7 +121,7 @@ def check_room(path: Path) -> None:
 
 
 class LlamaTokenizer(PreTrainedTokenizerBase):
-    """Text to tokens and back as llama.cpp does it, in the form that transformers gives to tokenizers.
+    """Text to tokens and back as its library does it, in the form that transformers gives to tokenizers.
 
     Raises AdviceError where a file has no pieces.
     """
@@ -155,8 +133,7 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
             raise AdviceError(f"{str(weights.path)!r} has no tokenizer; get a file that was converted with its own")
         self.weights, self.library = weights, weights.library
         self.tokens = {piece: token for token, piece in enumerate(weights.pieces) if piece}
-        names = ("bos", "eos", "sep", "pad")
-        special = {name: getattr(self.library, f"llama_vocab_{name}")(weights.vocab) for name in names}
+        special = self.library.special_tokens(weights)
         named = {f"{name}_token": weights.pieces[token] for name, token in special.items() if token >= 0}
         super().__init__(**named, chat_template=weights.metadata("tokenizer.chat_template"))
 

@@ -103,6 +103,17 @@ def whole_numbers(path: Path, name: bytes) -> list[int] | None:
     return read(path, find)
 
 
+def text(path: Path, name: bytes) -> str | None:
+    """The text that has this name in a file's metadata; None where there is none."""
+    found = read(path, lambda cursor: scan(cursor).get(name))
+    return found.decode(errors="replace") if isinstance(found, bytes) else None
+
+
+def family(path: Path) -> str:
+    """The architecture that a file names."""
+    return text(path, b"general.architecture") or "unknown"
+
+
 def read(path: Path, what: Callable[[Cursor], Result]) -> Result:
     """What is made of a file, which is not read as a whole."""
     try:

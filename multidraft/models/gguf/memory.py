@@ -22,11 +22,10 @@ from jaxtyping import Float
 
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
-from multidraft.models.gguf.file import Weights, last_error
+from multidraft.models.gguf.file import Weights
 from multidraft.models.reader import ROOT, Row
 
 BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
-MAX_PASS_TOKENS = 512  # that llama.cpp computes together; a longer batch is several passes
 GROWTH = 4  # a memory that is too small grows by a fourth at least
 MIN_SIZE = 16  # sequences of a memory, and tokens of a batch, to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
@@ -63,7 +62,9 @@ class Memory:
         cells, sequences = max(cells, self.cells), max(sequences, self.sequences, MIN_SIZE)
         largest = self.library.llama_max_parallel_sequences()
         if sequences > largest:
-            raise AdviceError(f"llama.cpp tells {largest} paths of all rows apart; use fewer rows, or smaller trees")
+            raise AdviceError(
+                f"{self.library.name} tells {largest} paths of all rows apart; use fewer rows, or smaller trees"
+            )
         cells = -(-cells // ALIGNED) * ALIGNED
         needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
         if free is not None and needed > free:
@@ -74,7 +75,10 @@ class Memory:
         settings = self.settings(cells, sequences)
         context = self.library.llama_init_from_model(self.weights.pointer, settings)
         if not context:
-            raise AdviceError(f"llama.cpp has no memory for {cells} tokens: {last_error()}; use fewer, or shorter rows")
+            reason = self.library.last_error()
+            raise AdviceError(
+                f"{self.library.name} has no memory for {cells} tokens: {reason}; use fewer, or shorter rows"
+            )
         closing = finalize(self, self.library.llama_free, context)
         if self.context:
             self.move(context)
@@ -83,6 +87,7 @@ class Memory:
         self.context, self.closing, self.threads = context, closing, settings.n_threads
         self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
         self.held = self.library.llama_get_memory(context)
+        self.in_context = self.library.cells(context)
         self.batch = Batch(self.library, sequences)
 
     def move(self, new: Any) -> None:
@@ -91,18 +96,12 @@ class Memory:
         state = (ctypes.c_uint8 * size)()
         written = self.library.llama_state_get_data(self.context, state, size)
         if self.library.llama_state_set_data(new, state, written) != written:
-            raise RuntimeError(f"llama.cpp has lost the memory of the rows: {last_error()}")
+            raise RuntimeError(f"{self.library.name} has lost the memory of the rows: {self.library.last_error()}")
 
     def settings(self, cells: int, sequences: int) -> Any:
-        """Those of a context whose sequences share all cells, and can be cut anywhere."""
-        settings = self.library.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = cells
-        settings.n_ubatch, settings.n_seq_max = MAX_PASS_TOKENS, sequences
+        """Those of a new context."""
+        settings = self.library.context_settings(cells, sequences, self.kind)
         settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
-        settings.type_k = settings.type_v = getattr(self.library, f"GGML_TYPE_{self.kind.upper()}")
-        settings.kv_unified = settings.swa_full = settings.no_perf = True
-        if self.kind == "f32":  # flash attention rounds to f16, whatever it is given
-            settings.flash_attn_type = self.library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         return settings
 
     def borrow(self) -> int:
@@ -141,14 +140,32 @@ class Memory:
         if self.threads != (threads := torch.get_num_threads()):  # which plans choose
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
+        scores = np.empty((sum(is_scored), self.weights.vocabulary), np.float32)
+        most, done = self.library.most_tokens, 0
+        for start in range(0, len(tokens), most):
+            piece = is_scored[start : start + most]
+            self.decode(tokens[start : start + most], piece)
+            new = scores[done : done + sum(piece)]
+            if len(new):
+                ctypes.memmove(new.ctypes.data, self.address_of_logits(self.context), new.nbytes)
+            done += len(new)
+        return scores
+
+    def decode(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> None:
+        """Read tokens in one call, in a memory that grows until they fit."""
+        while not self.in_context.make_room(len(tokens)):
+            self.grow(len(tokens))
         while result := self.library.llama_decode(self.context, self.batch.fill(tokens, is_scored)):
             if result != NO_FREE_CELLS:
-                raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-            self.reserve(self.cells + max(self.cells // GROWTH, len(tokens)))
-        scores = np.empty((sum(is_scored), self.weights.vocabulary), np.float32)
-        if len(scores):
-            ctypes.memmove(scores.ctypes.data, self.address_of_logits(self.context), scores.nbytes)
-        return scores
+                raise RuntimeError(
+                    f"{self.library.name} has failed to read {len(tokens)} tokens ({result}): "
+                    f"{self.library.last_error()}"
+                )
+            self.grow(len(tokens))
+
+    def grow(self, count: int) -> None:
+        """Make room for so many tokens more, or for a part of those that are there."""
+        self.reserve(self.cells + max(self.cells // GROWTH, count))
 
 
 class Batch:

@@ -1,7 +1,6 @@
-"""GGUF models, read by llama.cpp, as a target or as a drafter."""
+"""GGUF models, read by llama.cpp or its fork, as a target or as a drafter."""
 
 import copy
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, shown
+from multidraft.models.gguf.choice import library_for
 from multidraft.models.gguf.file import Weights
 from multidraft.models.gguf.memory import BYTES, Memory, Sequences, Token
 from multidraft.models.reader import Lists, Reader, Row, Scored, count_scored
@@ -21,18 +21,22 @@ class GGUF(Reader):
 
     All readers that `new` makes share the weights and one memory, so that rows move between them without a copy. Keys
     and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
-    llama.cpp was built for one (all, unless you say so). It computes with as many threads as torch may use.
+    llama.cpp was built for one (all, unless you say so). `library` is "ik_llama.cpp" or "llama.cpp"; without it, the
+    first that is installed and reads the file. It computes with as many threads as torch may use.
 
     Raises AdviceError where the file is none, is cut short, or needs more memory than there is, and for recurrent and
     hybrid models, whose memory cannot be rolled back.
     """
 
-    def __init__(self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None):
+    def __init__(
+        self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None, library: str | None = None
+    ):
         if cache_type not in BYTES:
             raise AdviceError(f"cache_type is {shown(cache_type)}; use one of {', '.join(BYTES)}")
         if gpu_layers is not None:
             check_integer(gpu_layers, "gpu_layers", 0)
-        self.weights = Weights(Path(path).expanduser(), gpu_layers)
+        path = Path(path).expanduser()
+        self.weights = Weights(path, library_for(path, library, cache_type, gpu_layers), gpu_layers)
         self.memory = self.source = Memory(self.weights, cache_type)
         self.capacity = 0
         self.vocabulary, self.ids = self.weights.tokens.size, self.weights.tokens.ids
@@ -46,8 +50,8 @@ class GGUF(Reader):
     @property
     def fingerprint(self) -> dict[str, str]:
         """What a plan of it depends on."""
-        package = "llama_cpp_python"
-        return {"digest": self.weights.digest, "dtype": self.memory.kind, package: version(package)}
+        library = self.weights.library
+        return {"digest": self.weights.digest, "dtype": self.memory.kind, library.package: library.version}
 
     def new(self, capacity: int) -> "GGUF":
         reader = copy.copy(self)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
-from multidraft.models.gguf.file import last_error, library
+from multidraft.models.gguf.library import llama_cpp
 from multidraft_research.training.texts import TOP, Text, load, save
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -62,10 +62,12 @@ class Reader:
     """A GGUF model with a memory of its own for every row, in one thread."""
 
     def __init__(self, path: Path, rows: int):
-        self.library = library()
+        self.library = llama_cpp()
         self.model = self.library.llama_model_load_from_file(bytes(path), self.library.llama_model_default_params())
         if not self.model:
-            raise AdviceError(f"llama.cpp cannot load {str(path)!r}: {last_error()}; get another file of the model")
+            raise AdviceError(
+                f"llama.cpp cannot load {str(path)!r}: {self.library.last_error()}; get another file of the model"
+            )
         settings = self.library.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max, settings.n_batch = LONGEST * rows, rows, PASS
         settings.n_threads = settings.n_threads_batch = 1
@@ -98,7 +100,7 @@ class Reader:
                 index += 1
         batch.n_tokens = index
         if self.library.llama_decode(self.context, batch):
-            raise RuntimeError(f"llama.cpp has failed to read {index} tokens: {last_error()}")
+            raise RuntimeError(f"llama.cpp has failed to read {index} tokens: {self.library.last_error()}")
         logits = self.library.llama_get_logits(self.context)
         return torch.from_numpy(np.ctypeslib.as_array(logits, (scored, self.vocabulary)))
 
@@ -159,11 +161,11 @@ def as_bfloat16(path: Path, folder: Path) -> Path:
     """The same model in bfloat16, made once: of many rows it takes a third of the time of Q4_1."""
     place = folder / f"{path.stem}-bf16.gguf"
     if not place.exists():
-        settings = library().llama_model_quantize_default_params()
-        settings.ftype, settings.allow_requantize, settings.pure = library().LLAMA_FTYPE_MOSTLY_BF16, True, True
+        settings = llama_cpp().llama_model_quantize_default_params()
+        settings.ftype, settings.allow_requantize, settings.pure = llama_cpp().LLAMA_FTYPE_MOSTLY_BF16, True, True
         new_path = place.with_name(f"{NEW_PREFIX}{os.getpid()}.gguf")
-        if library().llama_model_quantize(bytes(path), bytes(new_path), settings):
-            raise AdviceError(f"llama.cpp cannot write {str(place)!r}: {last_error()}; make room there")
+        if llama_cpp().llama_model_quantize(bytes(path), bytes(new_path), settings):
+            raise AdviceError(f"llama.cpp cannot write {str(place)!r}: {llama_cpp().last_error()}; make room there")
         new_path.replace(place)
     return place
 

