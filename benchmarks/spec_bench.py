@@ -30,6 +30,7 @@ from rich.table import Table
 from spec_contestants import contestants
 from tqdm import tqdm
 
+from multidraft.cli.models import ENGINES, TRANSFORMERS
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
@@ -219,7 +220,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help='one {"id", "task", "prompt"} a line, such as Spec-Bench')
     parser.add_argument("--each", type=int, default=8, help="prompts of each task")
     parser.add_argument("--target", default="smollm2", help="also a GGUF file of the same model in another type")
-    parser.add_argument("--engine", choices=["transformers", "llama.cpp"], default="transformers")
+    parser.add_argument("--engine", choices=ENGINES, default=TRANSFORMERS)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)

@@ -48,7 +48,7 @@ def contestants(
         tokens = decode(base.target, ids, new_tokens, temperature, seed, base.target.weights.ends)
         return dict(tokens=len(tokens))
 
-    return partial(ids_of, chat), {"llama.cpp's own loop": own_loop} | all_contestants
+    return partial(ids_of, chat), {f"{engine}'s plain loop": own_loop} | all_contestants
 
 
 def ids_of(chat: Callable[..., list[int]], text: str) -> list[int]:
