@@ -273,11 +273,21 @@ def test_schemes():
 
 def test_what_tuning_finds_is_shown_drawn_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("multidraft.cli.tune.QUICK_STEPS", 2)
+    monkeypatch.setattr("multidraft.cli.tune.is_busy", lambda: False)
     options = ["--quick", "--budget", 0, "--temperature", 1, "--prompt", "It was"]
     shown = run("tune", *options, "--out", tmp_path / "plan", "--plot", tmp_path / "costs.svg").stdout
-    for words in ("milliseconds", "each drafted node", "acceptance at T", "8 drafts", "tokens a second"):
+    for words in (
+        "milliseconds",
+        "each drafted node",
+        "acceptance at T",
+        "8 drafts",
+        "times plain",
+        "T = 1: one text is",
+    ):
         assert words in shown
-    assert (tmp_path / "costs.svg").read_text().startswith("<?xml")
+    picture = (tmp_path / "costs.svg").read_text()
+    for name in ("no drafts", "4x2x2", "auto", "1 row", "T = 1"):  # matplotlib writes the text of a label as a comment
+        assert f"<!-- {name} -->" in picture
     assert json.loads((tmp_path / "plan").read_text())
 
 
