@@ -98,6 +98,7 @@ def draw(case: Case, names: list[str], path: Path) -> None:
     draw_curves(case, axes[0, 0])
     draw_difference(case, axes[0, 1])
     draw_schedule(case, names, axes[0, 2])
+    drawn.supxlabel(f"no bars: exact, at position {case.position} alone", fontsize="small")
     pictures.save(drawn, path)
 
 
