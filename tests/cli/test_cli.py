@@ -184,6 +184,9 @@ def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
     words += ["multi-draft", "plain decoding", "assisted generation", "prompt look-up"]
     assert [word for word in words if word not in shown] == []
     assert run(*call, "--batch", 3).stdout.count("── p") == 3
+    for given, labels in (("lookup", ["prompt look-up"]), ("none", [])):
+        rows = run(*call, "--compare", "--baselines", given, "--limit", 1).stdout
+        assert [label for label in ("assisted generation", "prompt look-up") if label in rows] == labels
 
 
 @pytest.mark.parametrize(("tree", "drafts"), [("2x1", True), ("", False)])
