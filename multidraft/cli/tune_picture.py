@@ -1,5 +1,6 @@
 """The picture of `multidraft tune`: costs of steps, acceptance, and the speeds of trees."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def draw(profile: "Profile", speeds: Speeds, path: Path) -> None:
     figure.savefig(path)
 
 
-def label_ends(axis: Any, curves: dict[str, tuple[float | int, float]]) -> None:
+def label_ends(axis: Any, curves: Mapping[str, tuple[float | int, float]]) -> None:
     """Write the names of curves beside their ends, given as points, in the curves' colours; close ones move apart."""
     low, high = axis.get_ylim()
     last = low - (high - low)

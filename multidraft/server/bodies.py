@@ -175,7 +175,7 @@ UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give 
     "logits_processors": "the server runs no code of a client's",
     "chat_template": "the server has its own",
 }
-OFF = (None, False, "", [], {}, 0)  # values that ask for nothing
+OFF: tuple[Any, ...] = (None, False, "", [], {}, 0)  # values that ask for nothing
 
 
 def sampling_values(body: GenerationBody) -> dict[str, Any]:
