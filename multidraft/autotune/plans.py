@@ -77,7 +77,28 @@ class Profile:
     acceptance: dict[float, AcceptanceTracker] = field(default_factory=dict)
     spent: dict[int, float] = field(default_factory=dict)  # seconds of timed steps, by rows
     costs_at: dict[int, Costs] = field(default_factory=dict, repr=False, compare=False)  # a cache of fits
-    was_busy: bool = field(default=False, repr=False, compare=False)  # the machine, while steps may have been timed
+    has_busy_steps: bool = field(default=False, repr=False, compare=False)  # timed while the machine was busy
+    is_disturbed: bool = field(default=False, repr=False, compare=False)  # steps do not count now: it is busy
+    restarts: int = field(default=0, repr=False, compare=False)  # how often the steps of a busy machine were dropped
+
+    def check_load(self) -> None:
+        """Find out whether the machine is busy, and so what becomes of steps that are timed now.
+
+        Steps of a busy machine serve until they can be timed on a quiet one: then they are dropped. Beside steps of a
+        quiet machine they do not count.
+        """
+        is_busy_now = is_busy()
+        if self.has_busy_steps and not is_busy_now:
+            self.restart()
+        self.is_disturbed = is_busy_now and not self.has_busy_steps and bool(self.known)
+        self.has_busy_steps |= is_busy_now and not self.is_disturbed
+
+    def restart(self) -> None:
+        """Drop all timed steps; acceptance, which no load changes, stays."""
+        for kept in (self.samples, self.spent, self.costs_at):
+            kept.clear()
+        vars(self).pop("known", None)
+        self.has_busy_steps, self.restarts = False, self.restarts + 1
 
     def add(self, rows: int, step: Timed) -> None:
         """Add a timed step."""
@@ -220,7 +241,6 @@ def profile_for(pair: MeasuredPair, file: Path | None = None) -> Profile:
     file = place(identity)
     if file not in LOADED:
         LOADED[file] = load_kept(file, identity) or fresh(identity)
-        LOADED[file].was_busy = is_busy()
     return LOADED[file]
 
 
@@ -280,7 +300,7 @@ def load_kept(file: Path, identity: dict[str, Any]) -> Profile | None:
 
 def how_often(profile: Profile) -> str:
     """In words: how often steps are timed for a profile, which depends on whether it can be kept."""
-    return "and kept nowhere, as the machine is busy" if profile.was_busy else where_kept(place(profile.identity))
+    return "and again when the machine is not busy" if is_busy() else where_kept(place(profile.identity))
 
 
 @lru_cache(maxsize=32)
@@ -295,8 +315,7 @@ def where_kept(file: Path) -> str:
 
 def save(profile: Profile) -> bool:
     """Write a profile to the cache for the next run; False if the machine was busy, or, with a warning, on failure."""
-    profile.was_busy |= is_busy()
-    if profile.was_busy:
+    if profile.has_busy_steps:
         return False
     file = place(profile.identity)
     try:

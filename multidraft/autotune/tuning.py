@@ -4,7 +4,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -105,12 +105,15 @@ class Line:
     speed: float = 0.0
     seconds: float = 0.0  # of all measured steps
     steps: int = 0
+    turns: list[tuple[int, float]] = field(default_factory=list)  # tokens and seconds after every text
 
-    def add(self, tokens: int, seconds: float | int) -> None:
-        """Add a measured step."""
-        self.steps, self.seconds = self.steps + 1, self.seconds + seconds
-        self.tokens += (tokens - self.tokens) / self.steps
-        self.speed = self.tokens * self.steps / self.seconds
+    def add(self, records: Iterable[StepRecord]) -> None:
+        """Add the steps that were measured after a text."""
+        steps = [(sum(len(row.tokens) for row in record.emitted), sum(record.seconds.values())) for record in records]
+        self.turns.append((sum(tokens for tokens, _ in steps), sum(seconds for _, seconds in steps)))
+        self.steps += len(steps)
+        tokens, self.seconds = (sum(column) for column in zip(*self.turns, strict=True))
+        self.tokens, self.speed = tokens / self.steps, tokens / self.seconds
 
 
 def lines_of(profile: Profile, temperature: float | int) -> list[Line]:
@@ -119,7 +122,7 @@ def lines_of(profile: Profile, temperature: float | int) -> list[Line]:
     for name, tree in TREES.items():
         tokens = rates.tokens(tree)
         lines.append(Line(temperature, name, len(tree) - 1, tokens, tokens / costs.seconds(Work.of_tree(tree))))
-    return [*lines, replace(max(lines, key=lambda line: line.predicted_speed), tree=AUTO)]
+    return [*lines, replace(max(lines, key=lambda line: line.predicted_speed), tree=AUTO, turns=[])]
 
 
 @torch.inference_mode()
@@ -131,6 +134,5 @@ def compare(
     for turn in track(range(max(count // STEPS_PER_TEXT, 1))):
         for line in lines:
             policy = TREES.get(line.tree) or Auto(profile, line.temperature, kind=kind_of(pair.draft))
-            for record in steps(pair, policy, line.temperature, texts(pair, 1, turn), turn):
-                line.add(sum(len(emission.tokens) for emission in record.emitted), sum(record.seconds.values()))
+            line.add(steps(pair, policy, line.temperature, texts(pair, 1, turn), turn))
     return lines

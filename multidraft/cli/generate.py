@@ -9,9 +9,9 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
 from multidraft.cli.executors import executor_of
-from multidraft.cli.models import Loader, Models, default_engine, default_pair, pair_note
+from multidraft.cli.models import NONE, Loader, Models, default_engine, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_short_context, read_prompts
-from multidraft.cli.report import Report, baselines, run_baseline
+from multidraft.cli.report import BASELINES, Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.sampling.fields import Setting
@@ -21,6 +21,8 @@ JSONL_HELP = (
     "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
 )
 MAX_NUM_SEQS_HELP = "Prompts decoded at a time; as one ends, the next is read. Results come 16 for each of these."
+ALL = "all"  # baselines
+BASELINES_HELP = "With --compare, transformers' drafting that is run too: all, none, lookup or assisted."
 PROMPTS_PER_ROW = 16  # of a call with --max-num-seqs, after which its results are written
 SCHEMA_HELP = "File with a JSON schema that every text must follow; a text that is cut may be incomplete."
 WARM_UP_TOKENS = 8  # the first forward passes are slow, and should not count in a comparison
@@ -93,6 +95,7 @@ class Output:
     compare: Annotated[
         bool, o.option("Also decode without drafts, and by transformers' drafting.", o.OUTPUT, "--compare")
     ] = False
+    baselines: Annotated[str, o.option(BASELINES_HELP, o.OUTPUT)] = ALL
     as_json: o.Json = False
 
     def check(self, source: Source, *inputs: Path | str | None) -> None:
@@ -100,6 +103,8 @@ class Output:
         options = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": source.limit}
         for name in (name for name, value in options.items() if value and source.is_conversation):
             raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
+        if self.baselines not in (*BASELINES, ALL, NONE):
+            raise AdviceError(f"there are no baselines {self.baselines!r}; use {ALL}, {NONE}, {' or '.join(BASELINES)}")
         files.check(self.trace, "--trace", inputs)
         files.check(self.jsonl, "--jsonl", inputs)
         if self.trace is not None and self.jsonl is not None and self.trace.resolve() == self.jsonl.resolve():
@@ -202,9 +207,9 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
                 batch = prompts[first : first + job.batch]
                 if not first:
                     short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP_TOKENS}, trace=None)
-                    decode_each_way(pair, short, Texts(pair.tokenizer, batch), output.compare)
+                    decode_each_way(pair, short, Texts(pair.tokenizer, batch), output)
                 texts = Texts(pair.tokenizer, batch, show_texts)
-                report.add(batch, *decode_each_way(pair, job, texts, output.compare))
+                report.add(batch, *decode_each_way(pair, job, texts, output))
                 texts = Texts(pair.tokenizer, [])
                 bar.update(len(batch))
     except KeyboardInterrupt:
@@ -215,12 +220,13 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
 
 
 def decode_each_way(
-    pair: Models, job: Job, texts: Texts, compare: bool
+    pair: Models, job: Job, texts: Texts, output: Output
 ) -> tuple[Decoded, Decoded | None, dict[str, tuple[int, float]]]:
     """Decode a batch with drafts; to compare, also without drafts and by transformers' own drafting."""
     drafted = decode(pair, job, texts)
-    if not compare:
+    if not output.compare:
         return drafted, None, {}
     plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.prompts), drafts=False), job.seed * SEED_STRIDE
     prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
-    return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in keywords.items()}
+    wanted = {name: settings for name, settings in keywords.items() if output.baselines in (name, ALL)}
+    return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in wanted.items()}

@@ -1,20 +1,25 @@
 """`multidraft tune`: measure a pair on this machine, show which trees are fastest, and save that for `--tree auto`."""
 
 import json
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.models import load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
+from multidraft.cli.report import BUSY
+from multidraft.cli.tree_speeds import TreeSpeed, tree_speeds, what_pays
+from multidraft.cli.tune_picture import draw
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io import files
+from multidraft.machine import is_busy
 
 if TYPE_CHECKING:
     from multidraft.autotune.plans import MeasuredPair, Profile
@@ -25,7 +30,6 @@ BUDGET_SECONDS = 60.0
 TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
 BAR_FORMAT = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
 DRAFT_COUNTS = (1, 2, 3, 4, 8)
-MAX_NODES, MAX_DRAFTS = 32, 8  # in the figure: of a tree, and at a node
 COST_NAMES = (
     "a step without drafts",
     "a step with drafts, beside what follows",
@@ -33,7 +37,7 @@ COST_NAMES = (
     "each level of drafts",
     "each node that the draft model reads",
 )
-COMPARISON_COLUMNS = ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"]
+COMPARISON_COLUMNS = ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "times plain"]
 
 
 def tune(
@@ -85,11 +89,13 @@ def tune(
         if out is not None:
             files.write(out, profile.as_json().encode())
             terminal.note(f"wrote {out}")
+    speeds = tree_speeds(lines)
     if plot is not None:
-        draw(profile, lines, plot)
+        draw(profile, speeds, plot)
     if as_json:
-        return terminal.print_json({"plan": json.loads(profile.as_json()), "lines": [asdict(line) for line in lines]})
-    show(profile, lines)
+        measured = [speed.as_dict() for group in speeds.values() for speed in group]
+        return terminal.print_json({"plan": json.loads(profile.as_json()), "busy": is_busy(), "lines": measured})
+    show(profile, speeds)
 
 
 def measure(
@@ -109,51 +115,17 @@ def measure(
     return profile, tuning.compare(subject, profile, temperatures, steps, partial(tqdm, desc="comparing", leave=False))
 
 
-def show(profile: "Profile", lines: "list[Line]") -> None:
-    """Print the costs of a step of one row, acceptance at a node, and predicted and measured speeds."""
+def show(profile: "Profile", speeds: dict[float | int, list[TreeSpeed]]) -> None:
+    """Print the costs of a step of one row, acceptance at a node, speeds, and the tree that pays."""
     costs = [[name, f"{1e3 * value:.2f}"] for name, value in zip(COST_NAMES, astuple(profile.costs(1)), strict=True)]
     terminal.print_table(["one row", "milliseconds"], costs)
     rates = {temperature: profile.rates(temperature).average for temperature in sorted(profile.acceptance)}
     columns = ["acceptance at T", *(f"{count} draft{'s' * (count > 1)}" for count in DRAFT_COUNTS)]
     acceptance = [[f"{t:g}", *(f"{average[count]:.3f}" for count in DRAFT_COUNTS)] for t, average in rates.items()]
     terminal.print_table(columns, acceptance)
-    numbers = [
-        [
-            f"{line.temperature:g}",
-            line.tree,
-            f"{line.tokens:.2f}",
-            f"{line.predicted_tokens:.2f}",
-            f"{line.speed:.1f}",
-            f"{line.predicted_speed:.1f}",
-            f"{line.speed / line.predicted_speed:.2f}",
-        ]
-        for line in lines
-    ]
-    terminal.print_table(COMPARISON_COLUMNS, numbers)
+    terminal.print_table(COMPARISON_COLUMNS, [speed.cells() for group in speeds.values() for speed in group])
+    if is_busy():
+        terminal.note(BUSY)
+    else:
+        typer.echo("\n".join(f"T = {temperature:g}: {what_pays(group)}" for temperature, group in speeds.items()))
     terminal.note("`multidraft generate --tree auto` uses these numbers")
-
-
-def draw(profile: "Profile", lines: "list[Line]", path: Path) -> None:
-    """Draw three panels: the costs of passes, acceptance by drafts, predicted and measured speeds."""
-    from matplotlib.figure import Figure
-
-    from multidraft.autotune.estimates import Work
-
-    figure = Figure(figsize=(13.5, 3.2), layout="constrained", dpi=110)
-    costs, rates, speeds = axes = figure.subplots(1, 3)
-    sizes, counts = range(MAX_NODES + 1), range(1, MAX_DRAFTS + 1)
-    for rows in profile.known:
-        costs.plot(sizes, [1e3 * profile.costs(rows).seconds(Work(0, 0, size)) for size in sizes], label=f"{rows} rows")
-    costs.set(xlabel="drafted nodes a row", ylabel="ms of a step, beside drafting", ylim=(0, None))
-    for temperature in sorted({line.temperature for line in lines}):
-        name, acceptance = f"T = {temperature:g}", profile.rates(temperature)
-        rates.plot(counts, [acceptance.average[count] for count in counts], marker="o", ms=4, label=name)
-        pairs = [(line.predicted_speed, line.speed) for line in lines if line.temperature == temperature]
-        speeds.plot(*map(list, zip(*pairs, strict=True)), "o", ms=5, label=name)
-    rates.set(xlabel="drafts at a node", ylabel="acceptance", ylim=(None, 1))
-    max_speed = 1.05 * max(max(line.speed, line.predicted_speed) for line in lines)
-    speeds.plot([0, max_speed], [0, max_speed], "--", color="#888888", lw=1)
-    speeds.set(xlabel="predicted tokens a second", ylabel="measured", xlim=(0, max_speed), ylim=(0, max_speed))
-    for axis in axes:
-        axis.legend(frameon=False, fontsize="small")
-    figure.savefig(path)

@@ -163,6 +163,23 @@ def grammar_text(json_schema: Mapping[str, Any] | str | None, regex: str | None,
     return checked_size(matcher.grammar_from_regex(regex) if lark is None else lark)
 
 
+def lark_of(text: str) -> str:
+    """A grammar in llguidance's form of Lark; one in llama.cpp's form (GBNF) is translated.
+
+    >>> lark_of('root ::= "yes" | "no"').split()
+    ['%llguidance', '{}', 'start:', '"yes"', '|', '"no"']
+    """
+    library()
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(checked_size(text)))
+    except AdviceError:
+        raise
+    except Exception as error:  # it raises plain Exception for a rule that is missing
+        raise grammar_error(str(error)) from None
+
+
 def json_options() -> dict[str, Any]:
     """How a JSON schema is read."""
     return {"whitespace_pattern": WHITESPACE}

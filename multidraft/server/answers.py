@@ -27,9 +27,9 @@ from multidraft.decoding.request import Step, Update
 from multidraft.generation.text import IncrementalDetokenizer
 from multidraft.server import LATE, Refused
 from multidraft.server.bodies import GenerationBody
+from multidraft.server.calls import CallDelta, CallReader, calls_of
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
-from multidraft.server.tools import Call, CallReader
 
 LOG = logging.getLogger(__name__)
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -299,29 +299,29 @@ class Chat(Completion):
         role = {} if choice.has_sent else {"role": "assistant"}
         if streamed:
             return {"delta": role | self.delta(choice, fields["text"]), "logprobs": fields["logprobs"]}
-        content, calls = self.split(choice, fields["text"])
+        content, deltas = self.split(choice, fields["text"])
+        calls = calls_of(deltas)
         listed = {"tool_calls": [call.as_json() for call in calls]} if calls else {}
         message = role | {"content": None if calls and not content.strip() else content, "refusal": None} | listed
         return {"message": message, "logprobs": fields["logprobs"]}
 
     def delta(self, choice: Choice, text: str) -> Json:
-        """What a piece of text adds to a message; each call comes whole, and has its index."""
-        first = choice.calls.count if choice.calls else 0
-        content, calls = self.split(choice, text)
-        listed = {"tool_calls": [{"index": first + i} | call.as_json() for i, call in enumerate(calls)]}
-        return ({} if calls and not content else {"content": content}) | (listed if calls else {})
+        """What a piece of text adds to a message: text, calls, and more of a call's arguments."""
+        content, deltas = self.split(choice, text)
+        listed = {"tool_calls": [delta.as_json() for delta in deltas]}
+        return ({} if deltas and not content else {"content": content}) | (listed if deltas else {})
 
-    def split(self, choice: Choice, text: str) -> tuple[str, list[Call]]:
-        """A text without the calls in it, and the calls; an answer with calls that is complete ends with them."""
+    def split(self, choice: Choice, text: str) -> tuple[str, list[CallDelta]]:
+        """A text without the calls in it, and the calls; an answer with calls that are complete ends with them."""
         if choice.calls is None:
             return text, []
-        content, calls = choice.calls.add(text)
+        content, deltas = choice.calls.add(text)
         if choice.finish_reason is not None:
-            held_text, last_calls = choice.calls.close()
-            content, calls = content + held_text, calls + last_calls
-            if choice.calls.count and choice.finish_reason == "stop":
+            held_text, last_deltas = choice.calls.close()
+            content, deltas = content + held_text, deltas + last_deltas
+            if choice.calls.count and not choice.calls.is_torn and choice.finish_reason == "stop":
                 choice.finish_reason = "tool_calls"
-        return content, calls
+        return content, deltas
 
     def logprobs(self, choice: Choice, pieces: list[Piece]) -> Json:
         """A list with an entry per token, each with its most likely tokens."""

@@ -3,8 +3,9 @@
 Unknown fields are ignored, because clients send many. Known fields that are not supported are refused by name.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
 import torch
@@ -61,6 +62,11 @@ class GenerationBody(SamplingBody):
     best_of: int | None = None
     tool_choice: Any = None
     response_format: Any = None
+    structured_outputs: Any = Field(None, description="vLLM's form of an answer: json, regex, choice or grammar.")
+    guided_json: Any = Field(None, description="A JSON schema, as vLLM had it.")
+    guided_regex: Any = Field(None, description="A regular expression, as vLLM had it.")
+    guided_choice: Any = Field(None, description="Texts to choose from, as vLLM had it.")
+    guided_grammar: Any = Field(None, description="A grammar in Lark's form or in llama.cpp's, as vLLM had it.")
 
     @property
     def stops(self) -> list[str]:
@@ -161,7 +167,6 @@ class DetokenizeBody(BaseModel):
     tokens: Tokens
 
 
-OTHER_FORM = "use response_format"
 UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give wrong answers
     "suffix": "text is continued, not filled in",
     "use_beam_search": "beam search has no distribution",
@@ -169,7 +174,8 @@ UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give 
     "allowed_token_ids": "use logit_bias",
     "logits_processors": "the server runs no code of a client's",
     "chat_template": "the server has its own",
-} | dict.fromkeys("guided_json guided_regex guided_choice guided_grammar structured_outputs".split(), OTHER_FORM)
+}
+OFF: tuple[Any, ...] = (None, False, "", [], {}, 0)  # values that ask for nothing
 
 
 def sampling_values(body: GenerationBody) -> dict[str, Any]:
@@ -205,7 +211,9 @@ def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
     check_setting("logit_bias", body.logit_bias or {}, vocabulary=vocabulary)
     check_stop_strings("stop", body.stops)
     check_tokens("stop_token_ids", body.stop_token_ids or [], vocabulary)
-    check_unsupported(body)
+    refuse_unsupported(vars(body) | (body.model_extra or {}), UNSUPPORTED_FIELDS)
+    if body.best_of not in (None, body.choices):
+        raise AdviceError("best_of is not supported: all answers are returned; leave it out, and set n")
     if len(body.stops) > limits.stops:
         raise AdviceError(f"there are {len(body.stops)} stop strings; give at most {limits.stops}")
     if (body.num_logprobs or 0) > limits.logprobs:
@@ -214,11 +222,12 @@ def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
         raise AdviceError(f"min_tokens is {body.min_tokens}, above max_tokens {body.new_tokens}; lower it")
 
 
-def check_unsupported(body: GenerationBody) -> None:
-    """Raise on unsupported fields."""
-    fields = vars(body) | (body.model_extra or {})
-    for name, reason in UNSUPPORTED_FIELDS.items():
-        if fields.get(name) not in (None, False, "", [], {}, 0):
+def refuse_unsupported(
+    fields: Mapping[str, Any],
+    reasons: Mapping[str, str],
+    harmless: Mapping[str, Collection[Any]] = MappingProxyType({}),
+) -> None:
+    """Raise on a field that is not supported, unless its value asks for nothing, or is one of its harmless values."""
+    for name, reason in reasons.items():
+        if fields.get(name) not in (*OFF, *harmless.get(name, ())):
             raise AdviceError(f"{name} is not supported: {reason}; leave it out")
-    if body.best_of not in (None, body.choices):
-        raise AdviceError("best_of is not supported: all answers are returned; leave it out, and set n")

@@ -11,23 +11,24 @@ from pydantic import BaseModel, ConfigDict, Field
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.errors import AdviceError, shown
 from multidraft.server.answers import Chat, Json, encode_json, text_of
-from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, PositiveCount
+from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, PositiveCount, refuse_unsupported
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
 
 TEXT_PARTS = ("input_text", "output_text", "text")
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {  # fields, with the values that change nothing, and the reason
-    "previous_response_id": ((), "nothing is stored; send the whole conversation as input"),
-    "conversation": ((), "nothing is stored; send the whole conversation as input"),
-    "background": ((), "an answer comes with its request"),
-    "prompt": ((), "there are no stored prompts; send instructions and input"),
-    "include": (([],), "there is nothing more to include"),
-    "tools": (([],), "tools are for /v1/chat/completions"),
-    "tool_choice": (("auto", "none"), "tools are for /v1/chat/completions"),
-    "reasoning": (({}, {"effort": None}), "reasoning is a part of the text"),
-    "truncation": (("disabled",), "a conversation that is too long is refused"),
-    "top_logprobs": ((0,), "log-probabilities are for /v1/chat/completions"),
+UNSUPPORTED = {
+    "previous_response_id": "nothing is stored; send the whole conversation as input",
+    "conversation": "nothing is stored; send the whole conversation as input",
+    "background": "an answer comes with its request",
+    "prompt": "there are no stored prompts; send instructions and input",
+    "include": "there is nothing more to include",
+    "tools": "tools are for /v1/chat/completions",
+    "tool_choice": "tools are for /v1/chat/completions",
+    "reasoning": "reasoning is a part of the text",
+    "truncation": "a conversation that is too long is refused",
+    "top_logprobs": "log-probabilities are for /v1/chat/completions",
 }
+HARMLESS = {"tool_choice": ("auto", "none"), "reasoning": ({"effort": None},), "truncation": ("disabled",)}
 
 
 class ResponsesBody(BaseModel):
@@ -49,9 +50,7 @@ class ResponsesBody(BaseModel):
     def as_chat(self) -> ChatBody:
         """The same as the request of a chat; raises AdviceError on what is not supported."""
         extra = self.model_extra or {}
-        for name, (harmless, reason) in UNSUPPORTED.items():
-            if extra.get(name) not in (None, False, *harmless):
-                raise AdviceError(f"{name} is not supported: {reason}; leave it out")
+        refuse_unsupported(extra, UNSUPPORTED, HARMLESS)
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         if not items:

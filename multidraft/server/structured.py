@@ -1,9 +1,10 @@
-"""The form of an answer that a request asks for, as a grammar: `response_format`, and calls that are forced."""
+"""The form of an answer that a request asks for, as a grammar: `response_format`, vLLM's fields, and forced calls."""
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError, shown
-from multidraft.sampling.grammar import Grammar, schema_text
+from multidraft.sampling.grammar import Grammar, lark_of, schema_text
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.tools import call_rules, forced_functions, json_rule
 
@@ -13,26 +14,78 @@ if TYPE_CHECKING:
 ANY_OBJECT = {"type": "object"}
 
 
+STRUCTURED = ("json", "regex", "choice", "grammar")  # the keys of vLLM's structured_outputs
+MAX_CHOICES = 1024
+Form = dict[str, Any]  # one keyword of Grammar, or a `grammar` in Lark's form or in llama.cpp's
+
+
 def grammar_of(body: GenerationBody, tokenizer: "PreTrainedTokenizerBase") -> Grammar | None:
     """The grammar of a request's answers, None if any text will do; raises AdviceError on an unsupported form."""
-    schema, functions = answer_schema(body.response_format), body.functions
+    (field, form), functions = answer_form(body), body.functions
     forced = forced_functions(body.tool_choice, functions)
-    if schema is None and not forced:
+    if not form and not forced:
         return None
     if body.ignore_eos:
         raise AdviceError("ignore_eos would go on behind the form that is asked for; leave one of them out")
-    field = "tools" if forced else "response_format"
     try:
         if forced:
             rules = call_rules({name: functions[name] for name in forced}, "call")
             return Grammar(tokenizer, lark=f"start: call\n{rules}")
-        assert schema is not None
         if functions and body.tool_choice != "none":  # a call, or an answer
-            rules = f"start: answer | call\nanswer: {json_rule(schema)}\n" + call_rules(functions, "call")
+            if "json_schema" not in form:
+                raise AdviceError('beside tools only a JSON schema is supported; use one, or tool_choice "none"')
+            rules = f"start: answer | call\nanswer: {json_rule(form['json_schema'])}\n" + call_rules(functions, "call")
             return Grammar(tokenizer, lark=rules)
-        return Grammar(tokenizer, schema)
+        return Grammar(tokenizer, lark=lark_of(form["grammar"])) if "grammar" in form else Grammar(tokenizer, **form)
     except AdviceError as error:
-        raise AdviceError(f"{field}: {error}") from None
+        raise AdviceError(f"{'tools' if forced else field}: {error}") from None
+
+
+def answer_form(body: GenerationBody) -> tuple[str, Form]:
+    """The field that asks for a form, and the form; an empty one for any text. At most one field may ask."""
+    fields = {"response_format": body.response_format, "structured_outputs": body.structured_outputs}
+    fields |= {f"guided_{kind}": getattr(body, f"guided_{kind}") for kind in STRUCTURED}
+    asking = [name for name, value in fields.items() if value not in (None, {})]
+    if len(asking) > 1:
+        raise AdviceError(f"{asking[1]} and {asking[0]} both ask for a form; leave one of them out")
+    if not asking:
+        return "", {}
+    (name,) = asking
+    if name == "response_format":
+        schema = answer_schema(body.response_format)
+        return name, {} if schema is None else {"json_schema": schema}
+    return name, form_of(name, *kind_of(name, fields[name]))
+
+
+def kind_of(name: str, value: Any) -> tuple[str, Any]:
+    """The kind of a form in one of vLLM's fields, and what it is made of; other keys of vLLM's only tune its search."""
+    if name != "structured_outputs":
+        return name.removeprefix("guided_"), value
+    keys = value if isinstance(value, dict) else {}
+    kinds = [kind for kind in (*STRUCTURED, "json_object", "structural_tag") if keys.get(kind) not in (None, False)]
+    if kinds == ["json_object"]:
+        return "json", ANY_OBJECT
+    if len(kinds) != 1 or kinds[0] not in STRUCTURED:
+        raise AdviceError(f"structured_outputs is {shown(value)}; use an object with one of {', '.join(STRUCTURED)}")
+    return kinds[0], value[kinds[0]]
+
+
+def form_of(name: str, kind: str, value: Any) -> Form:
+    """One of vLLM's forms; raises AdviceError on a value of another type."""
+    if kind == "json":
+        return {"json_schema": json.loads(schema_text(value if isinstance(value, str) else json.dumps(value), name))}
+    if kind == "choice":
+        if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES or not all(is_text(text) for text in value):
+            raise AdviceError(f"{name} is {shown(value)}; use a list of 1 to {MAX_CHOICES} texts that are not empty")
+        return {"lark": "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)}
+    if not is_text(value):
+        raise AdviceError(f"{name} is {shown(value)}; use a text that is not empty")
+    return {kind: value}
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text with some characters."""
+    return isinstance(value, str) and bool(value)
 
 
 def answer_schema(response_format: Any) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from decoded import CERTAIN_TOKEN, num_steps_with_drafts, records
 
 import multidraft as md
 from multidraft.autotune import controller, plans, tuning
-from multidraft.autotune.controller import PROBE_STEPS, Auto, Limits
+from multidraft.autotune.controller import NO_WORK, PROBE_STEPS, Auto, Limits
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
 from multidraft.cli.tune import measure
 from multidraft.decoding import record
@@ -31,6 +31,7 @@ class MadeUpClock:
     """Seconds that only passes take."""
 
     now: float = 0.0
+    slowdown: float = 1.0  # of passes, on a busy machine
 
     def perf_counter(self) -> float:
         return self.now
@@ -44,7 +45,7 @@ class Ticking(TableModel):
         self.clock, self.pass_seconds = clock, pass_seconds
 
     def _read(self, tokens, parents, scored):
-        self.clock.now += self.pass_seconds + TOKEN * sum(map(len, tokens))
+        self.clock.now += self.clock.slowdown * (self.pass_seconds + TOKEN * sum(map(len, tokens)))
         return super()._read(tokens, parents, scored)
 
     def new(self, capacity: int) -> "Ticking":
@@ -131,6 +132,33 @@ def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpC
         policy.begin(1)
     assert num_steps_with_drafts(list(running)) > MIN_STEPS
     assert profile.known == [1]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("pass_seconds", [CHEAP, DEAR], ids=["pays", "does_not_pay"])
+@pytest.mark.parametrize("flips", [1, 4, 9])
+def test_a_server_that_was_busy_finds_out_what_pays_when_it_is_quiet(
+    flips: int, pass_seconds: float, clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the load changed, what is kept in the end is of the quiet machine alone, and is complete."""
+    profile, budget = Profile({}), 25 * PLAIN
+    target, draft = Ticking(clock, PLAIN), Ticking(clock, pass_seconds)
+    running = records(policy_of(profile, budget), target, draft, 999)
+    for flip in range(flips):
+        is_busy = flip % 2 == 0
+        monkeypatch.setattr(plans, "is_busy", lambda is_busy=is_busy: is_busy)
+        clock.slowdown = 7.0 if is_busy else 1.0
+        for _ in range(3 * MIN_STEPS if is_busy else MIN_STEPS):
+            next(running)
+    monkeypatch.setattr(plans, "is_busy", lambda: False)
+    clock.slowdown = 1.0
+    quiet_records = [next(running) for _ in range(3 * STEPS_OF_RUN)]
+    assert not profile.has_busy_steps
+    assert profile.known == [1]
+    assert profile.costs(1).seconds(NO_WORK) == pytest.approx(PLAIN, rel=0.1)
+    assert budget <= profile.spent_near(1) <= budget + 2 * (PLAIN + DEAR)
+    drafted = num_steps_with_drafts(quiet_records[-LAST:])
+    assert drafted >= LAST - 1 if pass_seconds == CHEAP else drafted <= PROBE_STEPS
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -188,15 +188,38 @@ def test_a_damaged_profile_is_measured_again_with_a_note(content: bytes, own_cac
     assert "is damaged; measuring again" in caplog.text
 
 
-def test_what_was_timed_on_a_busy_machine_is_not_kept(own_cache: Path, monkeypatch) -> None:
-    """Also not later, when the machine is idle: the timed steps are still there."""
-    busy = Profile({"target": "busy"})
-    monkeypatch.setattr(plans, "is_busy", lambda: True)
-    assert not plans.save(busy)
-    monkeypatch.setattr(plans, "is_busy", lambda: False)
-    assert not plans.save(busy)
-    assert not plans.place(busy.identity).exists()
-    assert plans.save(Profile({"target": "idle"}))
+PLAIN_STEP, DRAFTED_STEP = Timed(0, 0, 0, 0.0, 1.0, 0.0), Timed(1, 1, 1, 0.1, 1.0, 0.0)
+
+
+def time_steps(profile: Profile, busy: list[bool], monkeypatch) -> None:
+    """Time a step without drafts and one with them for each of these loads."""
+    for is_busy in busy:
+        monkeypatch.setattr(plans, "is_busy", lambda is_busy=is_busy: is_busy)
+        profile.check_load()
+        if not profile.is_disturbed:
+            for step in PLAIN_STEP, DRAFTED_STEP:
+                profile.add(1, step)
+
+
+@pytest.mark.parametrize(
+    ("busy", "steps", "is_kept"),
+    [
+        ([True] * 4, 4, False),  # without others they serve, and are not kept
+        ([True] * 5 + [False] * 3, 3, True),  # the quiet ones take their place
+        ([True] * 5 + [False], 1, True),
+        ([False] * 2 + [True] + [False] * 3, 3, True),  # too few to know anything when it became busy
+        ([False] * 3 + [True] * 4 + [False], 4, True),  # beside the quiet ones, busy ones do not count
+    ],
+)
+def test_steps_of_a_busy_machine_give_way_to_those_of_a_quiet_one(
+    busy: list[bool], steps: int, is_kept: bool, own_cache: Path, monkeypatch
+) -> None:
+    profile = Profile({"target": "any"})
+    time_steps(profile, busy, monkeypatch)
+    assert profile.measured(1, drafted=False) == profile.measured(1, drafted=True) == steps
+    assert profile.spent == {1: pytest.approx(2.1 * steps)}
+    assert bool(profile.known) == (steps >= plans.MIN_STEPS)
+    assert plans.save(profile) == plans.place(profile.identity).exists() == is_kept
 
 
 def test_without_a_folder_to_keep_profiles_in_it_goes_on_and_says_so_once(own_cache, monkeypatch, caplog) -> None:

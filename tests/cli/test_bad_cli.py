@@ -81,7 +81,7 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--prompts /dev/zero; --target @endless --draft ngram; --engine magic; --engine llama.cpp; "
         "--target @none.gguf --draft ngram; "
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
-        "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt",
+        "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt; --compare --baselines vllm",
     ),
     "judge": (
         "http://127.0.0.1:1 --model x",

@@ -184,6 +184,9 @@ def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
     words += ["multi-draft", "plain decoding", "assisted generation", "prompt look-up"]
     assert [word for word in words if word not in shown] == []
     assert run(*call, "--batch", 3).stdout.count("── p") == 3
+    for given, labels in (("lookup", ["prompt look-up"]), ("none", [])):
+        rows = run(*call, "--compare", "--baselines", given, "--limit", 1).stdout
+        assert [label for label in ("assisted generation", "prompt look-up") if label in rows] == labels
 
 
 @pytest.mark.parametrize(("tree", "drafts"), [("2x1", True), ("", False)])
@@ -273,11 +276,21 @@ def test_schemes():
 
 def test_what_tuning_finds_is_shown_drawn_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("multidraft.cli.tune.QUICK_STEPS", 2)
+    monkeypatch.setattr("multidraft.cli.tune.is_busy", lambda: False)
     options = ["--quick", "--budget", 0, "--temperature", 1, "--prompt", "It was"]
     shown = run("tune", *options, "--out", tmp_path / "plan", "--plot", tmp_path / "costs.svg").stdout
-    for words in ("milliseconds", "each drafted node", "acceptance at T", "8 drafts", "tokens a second"):
+    for words in (
+        "milliseconds",
+        "each drafted node",
+        "acceptance at T",
+        "8 drafts",
+        "times plain",
+        "T = 1: one text is",
+    ):
         assert words in shown
-    assert (tmp_path / "costs.svg").read_text().startswith("<?xml")
+    picture = (tmp_path / "costs.svg").read_text()
+    for name in ("no drafts", "4x2x2", "auto", "1 row", "T = 1"):  # matplotlib writes the text of a label as a comment
+        assert f"<!-- {name} -->" in picture
     assert json.loads((tmp_path / "plan").read_text())
 
 

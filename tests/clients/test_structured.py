@@ -27,6 +27,8 @@ def test_an_answer_is_parsed_by_the_client(client):
     with client.chat.completions.stream(**SETTINGS, response_format=form) as stream:
         whole = stream.get_final_completion().choices[0]
     assert json.loads(whole.message.content)["answer"] in ("yes", "no")
+    chosen = client.chat.completions.create(**SETTINGS, extra_body={"guided_choice": ["yes", "no"]})
+    assert chosen.choices[0].message.content in ("yes", "no")
     form["json_schema"]["schema"] = {"type": "banana"}
     with pytest.raises(openai.BadRequestError, match="banana"):
         client.chat.completions.create(**SETTINGS, response_format=form)
@@ -39,7 +41,10 @@ def test_a_forced_call_whole_and_streamed_and_its_result(client, choice):
     assert (whole.finish_reason, call.function.name, whole.message.content) == ("tool_calls", "say", None)
     assert json.loads(call.function.arguments)["answer"] in ("yes", "no")
     with client.chat.completions.stream(**SETTINGS, tools=TOOLS, tool_choice=choice) as stream:
+        pieces = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
         streamed = stream.get_final_completion().choices[0]
+    assert len(pieces) > 1
+    assert "".join(pieces) == call.function.arguments
     assert streamed.finish_reason == "tool_calls"
     assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
     messages = [*MESSAGES, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]

@@ -14,16 +14,18 @@ from commands import ends_with_advice, printed, run
 from multidraft_research.captures.folder import Capture
 from multidraft_research.captures.recording import Recording
 from multidraft_research.cli import everything, others
-from multidraft_research.studies import solve_time
+from multidraft_research.studies import pictures, solve_time, solve_time_picture
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.curves import HIGH, LOW, Case, telling_case
 from multidraft_research.studies.listed import LISTED
 from multidraft_research.studies.on_captures import top_k
-from multidraft_research.studies.on_cases import curves, walks
+from multidraft_research.studies.on_cases import curves, toys, walks
 from multidraft_research.studies.on_cases import solve_time as solved
 from multidraft_research.studies.running.cells import ratio, sums
+from multidraft_research.studies.running.charts import panel, styles_of
 from multidraft_research.studies.running.report import page
 from multidraft_research.studies.running.results import Results
+from multidraft_research.studies.running.study import Study
 from multidraft_research.studies.solve_time import Result
 from multidraft_research.studies.solve_time_table import lines
 from multidraft_research.studies.toys import figures
@@ -142,6 +144,31 @@ def test_the_curves_are_those_of_the_first_telling_prompt_and_only_the_first_pos
     assert len({cell.column for cell in cells}) == case.size  # though all have one name
     assert curves.first_telling(Capture.open(keep(tmp_path / "flat", random_pairs(1, 2, 0)))) is None
     assert capture.first(9).target.tolist() == [*pairs[0].target.tolist(), pairs[1].target[0].tolist()]
+
+
+def noise(study: Study, records: list[dict], folder: Path) -> str:
+    """The line of a picture that says what its bars are; matplotlib writes the text of a label as a comment."""
+    Results.of(study, records, {}).draw(folder, "picture")
+    (line,) = re.findall("<!-- (.*bars.*) -->", (folder / "picture.svg").read_text())
+    return line
+
+
+def test_a_picture_says_what_its_bars_are(tmp_path) -> None:
+    assert noise(top_k.STUDY, RECORDS, tmp_path) == "bars: 95 % interval over 3 prompts"
+    assert noise(top_k.STUDY, RECORDS[:2], tmp_path) == "no bars: an interval needs at least 3 prompts"
+    assert noise(toys.STUDY, [toys.record()], tmp_path) == "no bars: the values are exact"
+    solve_time_picture.draw(lines(RESULTS), tmp_path / "times.svg")
+    assert "<!-- bars: middle 95 % of tokens; " in (tmp_path / "times.svg").read_text()
+
+
+def test_bars_are_the_intervals(tmp_path) -> None:
+    """The length of a bar is that of the 95 % interval, as in the data for scripts."""
+    cells = [[[top_k.RATE, "a", 2.0, value, 1.0]] for value in (0.2, 0.4, 0.9)]
+    results = Results.of(top_k.STUDY, [{"id": str(i), "cells": cell} for i, cell in enumerate(cells)], {})
+    _, ((axis,),) = pictures.figure()
+    panel(axis, results.tables[0], styles_of(results.tables))
+    bar = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert bar == pytest.approx([100 * end for end in results.as_data()["entries"][0]["interval"]])
 
 
 class Balance(HTMLParser):

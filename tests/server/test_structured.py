@@ -1,6 +1,7 @@
 """Answers of a form that a request asks for, and calls of tools: whole, streamed, and what is refused."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from serving import check_refused, events, served, service
 
 from multidraft.sampling.grammar import MAX_GRAMMAR_CHARACTERS
-from multidraft.server.tools import MAX_TOOLS, Call, CallReader
+from multidraft.server.calls import Call, CallReader, calls_of
+from multidraft.server.tools import MAX_TOOLS
 from multidraft.zoo import load_pair
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -54,9 +56,15 @@ def joined(client: httpx2.Client, **changes: Any) -> dict[str, Any]:
     for event in events(client, CHATS, CHAT | changes):
         (part,) = event["choices"]
         content, reason = content + (part["delta"].get("content") or ""), part["finish_reason"] or reason
-        for call in part["delta"].get("tool_calls", ()):
-            assert call["index"] not in calls
-            calls[call.pop("index")] = call
+        for delta in part["delta"].get("tool_calls", ()):
+            index = delta.pop("index")
+            if index in calls:  # its arguments go on
+                assert [*delta] == ["function"]
+                assert [*delta["function"]] == ["arguments"]
+                calls[index]["function"]["arguments"] += delta["function"]["arguments"]
+                calls[index]["pieces"] += 1
+            else:
+                calls[index] = delta | {"pieces": 1}
     return {"content": content, "calls": [calls[index] for index in sorted(calls)], "finish_reason": reason}
 
 
@@ -84,6 +92,45 @@ def test_any_object_answers_of_several_choices_and_completions(client):
     assert answer["message"]["content"].lstrip().startswith("{")
 
 
+CHOICES = ["Rome", 'say "Oslo"']
+VLLM_FORMS: dict[str, tuple[Any, str]] = {  # of a kind of form: its value, and a regular expression for the answer
+    "json": (WEATHER, r'\s*{\s*"city"\s*:\s*"(Rome|Oslo)"\s*}'),
+    "regex": ("(ab|cd){2}", "(ab|cd){2}"),
+    "choice": (CHOICES, "|".join(CHOICES)),
+    "grammar": ('start: "ab" (c | "d")\nc: "c"+ "e"', "abc+e|abd"),
+}
+GBNF = 'root ::= "ab" (c | "d")\nc ::= "c"+ "e"'
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        *(({f"guided_{kind}": value}, kind) for kind, (value, _) in VLLM_FORMS.items()),
+        *(
+            ({"structured_outputs": {"json": None, "regex": None, "json_object": False} | {kind: value}}, kind)
+            for kind, (value, _) in VLLM_FORMS.items()
+        ),
+        ({"guided_json": json.dumps(WEATHER), "response_format": None, "structured_outputs": {}}, "json"),
+        ({"guided_grammar": GBNF}, "grammar"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_vllms_names_for_a_form(client, fields, kind):
+    shape = VLLM_FORMS[kind][1]
+    assert re.fullmatch(shape, choice(client, **fields)["message"]["content"])
+    response = client.post(COMPLETIONS, json=dict(model="toy", prompt="Once", n=3, max_tokens=90) | fields)
+    assert all(re.fullmatch(shape, answer["text"]) for answer in response.json()["choices"])
+
+
+def test_vllms_name_for_any_object_and_forms_beside_tools(client):
+    answer = choice(client, structured_outputs={"json_object": True}, max_tokens=12, temperature=0)
+    assert answer["message"]["content"].lstrip().startswith("{")
+    beside = choice(client, guided_regex="ab", tools=TOOLS, tool_choice="none")
+    assert (beside["message"]["content"], beside["finish_reason"]) == ("ab", "stop")
+    either = choice(client, guided_json=WEATHER, tools=TOOLS)
+    assert either["finish_reason"] == "tool_calls" or "city" in json.loads(either["message"]["content"])
+
+
 def test_an_answer_that_is_cut_says_so(client):
     answer = choice(client, max_tokens=3, **form(WEATHER))
     assert answer["finish_reason"] == "length"
@@ -107,6 +154,7 @@ def test_a_forced_call_has_arguments_of_its_schema_whole_and_streamed(client, to
     stream = joined(client, tools=TOOLS, tool_choice=named)
     assert (stream["finish_reason"], stream["content"]) == ("tool_calls", "")
     assert without_ids(stream["calls"]) == [function]
+    assert all(call["pieces"] > 2 for call in stream["calls"])  # a piece with the name, and more of them for arguments
 
 
 def test_with_tools_and_a_schema_the_answer_is_a_call_or_follows_the_schema(client):
@@ -147,6 +195,14 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 BAD_FIELDS: list[dict[str, Any]] = [
     *(form(schema) for schema in BAD_SCHEMAS),
     *({"response_format": value} for value in ({"type": "xml"}, {"type": 1}, "json", {"type": "json_schema"}, [1])),
+    *({"guided_json": value} for value in (3, "{", [], {"type": "banana"})),
+    *({"guided_regex": value} for value in (3, "((", "", ["a"])),
+    *({"guided_choice": value} for value in (3, [], [""], [1], "ab", ["x" * MAX_GRAMMAR_CHARACTERS], ["a"] * 5000)),
+    *({"guided_grammar": value} for value in (3, "", "start: %%", "root ::= (", "root ::= other", "x" * 99_999)),
+    *({"structured_outputs": value} for value in (3, {"x": 1}, {"json": {}, "regex": "a"}, {"structural_tag": "a"})),
+    {"guided_regex": "a", "response_format": {"type": "json_object"}},
+    {"guided_regex": "a", "tools": TOOLS},
+    {"guided_regex": "a", "ignore_eos": True},
     {"tools": [{}]},
     {"tools": [{"type": "function", "function": {"name": ""}}]},
     {"tools": [{"type": "function", "function": {"name": "a b"}}]},
@@ -188,6 +244,7 @@ def test_a_form_that_leaves_no_token_ends_its_answer_alone(client):
 
 ONE, TWO = Call("weather", '{"city": "Oslo"}'), Call("clock", "{}")
 OBJECT, OTHER = '{"name": "weather", "arguments": {"city": "Oslo"}}', '{"name": "clock", "parameters": {}}'
+BRACES, ORDERED = r"}\"{\\", '{"arguments": {"city": "Oslo"}, "name": "weather"}'
 TEXTS = {  # what a model writes, the text without calls, the calls
     "nothing": ("", "", []),
     "text": ("Hello <tool", "Hello <tool", []),
@@ -200,7 +257,14 @@ TEXTS = {  # what a model writes, the text without calls, the calls
     "arguments as text": (json.dumps({"name": "weather", "arguments": ONE.arguments}), "", [ONE]),
     "another function": ('{"name": "cook", "arguments": {}}', '{"name": "cook", "arguments": {}}', []),
     "JSON that is no call": ('{"answer": 7}', '{"answer": 7}', []),
-    "torn JSON": (OBJECT[:-3], OBJECT[:-3], []),
+    "torn before the arguments": (OBJECT[:30], OBJECT[:30], []),
+    "torn in the arguments": (OBJECT[:-3], "", [Call("weather", '{"city": "Oslo')]),
+    "braces in strings": (OBJECT.replace("Oslo", BRACES), "", [Call("weather", ONE.arguments.replace("Oslo", BRACES))]),
+    "other fields behind": (OBJECT[:-1] + ', "id": {"a": "}"}}' + f"; {OTHER}", "", [ONE, TWO]),
+    "another order": (ORDERED, "", [ONE]),
+    "text behind": (f"<tool_call>{OBJECT}</tool_call>\nDone.", "\nDone.", [ONE]),
+    "two between tags": (f"<tool_call>{OBJECT}\n{OTHER}</tool_call>", "", [ONE, TWO]),
+    "two in another order": (f"<tool_call>{OBJECT}{ORDERED}</tool_call> <tool_call>", " <tool_call>", [ONE, ONE]),
     "no JSON between tags": ("<tool_call>x</tool_call> y", "<tool_call>x</tool_call> y", []),
     "arguments that are no object": ('{"name": "clock", "arguments": 3}', '{"name": "clock", "arguments": 3}', []),
     "too deep": ("[" * 100_000, "[" * 100_000, []),
@@ -215,7 +279,8 @@ def test_calls_are_found_however_the_text_comes(kind, size):
     reader = CallReader(["weather", "clock"])
     parts = [reader.add(text[place : place + size]) for place in range(0, len(text), size)] + [reader.close()]
     assert "".join(part for part, _ in parts) == content
-    all_calls = [call for _, part_calls in parts for call in part_calls]
+    all_calls = calls_of(delta for _, deltas in parts for delta in deltas)
     assert [(call.name, call.arguments) for call in all_calls] == [(call.name, call.arguments) for call in calls]
     single = CallReader(["weather", "clock"], is_single=True)
-    assert len(single.add(text)[1] + single.close()[1]) == min(len(calls), 1)
+    assert len(calls_of(single.add(text)[1] + single.close()[1])) == min(len(calls), 1)
+    assert reader.is_torn == (kind == "torn in the arguments")

@@ -111,6 +111,8 @@ def kind_of(named: dict[str, Any], config: dict[str, Any], where: str) -> str:
     """Which head a configuration is of; raises AdviceError where it is of none that can be read."""
     names = ", ".join(filter(None, [named["model_type"], named["speculators_model_type"], *named["architectures"]]))
     kinds = [kind for kind in KINDS if kind in names.lower()] + [MARKS[mark] for mark in MARKS if mark in config]
+    if not kinds and "draft_vocab_size" in config and named["speculators_model_type"] is None:
+        return EAGLE3  # the first heads of its authors are named like their target
     if not kinds:
         raise AdviceError(f"{where} is of no head that can be read ({names[:200] or 'no name'}); {NEEDS}")
     return kinds[0]

@@ -98,6 +98,7 @@ def draw(case: Case, names: list[str], path: Path) -> None:
     draw_curves(case, axes[0, 0])
     draw_difference(case, axes[0, 1])
     draw_schedule(case, names, axes[0, 2])
+    drawn.supxlabel(f"no bars: exact, at position {case.position} alone", fontsize="small")
     pictures.save(drawn, path)
 
 
@@ -128,7 +129,7 @@ def draw_difference(case: Case, axis: Any) -> None:
     axis.axhline(0, color=pictures.COLOURS[5], linewidth=0.8)
     title = f"$\\alpha^* = P_K + M_K = {case.target.sum():.3f} - {abs(float(M[-1])):.3f} = {case.plan.optimum:.3f}$"
     axis.set(xlabel="draft mass $Q$", title=title, xlim=(0, 1.01))
-    axis.legend(loc="center right", frameon=False)
+    axis.legend(loc="best", frameon=False)
 
 
 def draw_schedule(case: Case, names: list[str], axis: Any) -> None:

@@ -26,6 +26,12 @@ def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 
     return drawn, axes
 
 
+def legend(drawn: Any, handles: dict[str, Any], noise: str, columns: int) -> None:
+    """One legend below all panels, by name, under a line that says what the noise of the picture is."""
+    place = dict(loc="outside lower center", ncols=columns, frameon=False)
+    drawn.legend(handles.values(), handles, title=noise, fontsize="small", title_fontsize="small", **place)
+
+
 def save(drawn: Any, path: Path) -> None:
     """Write a figure; the ending of `path` says how."""
     check(path)

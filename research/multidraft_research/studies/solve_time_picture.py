@@ -7,6 +7,8 @@ from multidraft_research.studies import pictures
 from multidraft_research.studies.solve_time_table import Line
 
 MARKERS = "osD^v<>PXph"
+NOISE = "bars: middle 95 % of tokens; acceptance is a ratio of sums over the same tokens"
+SHIFT = 0.03  # between methods, so that their bars stand beside each other
 LOWEST = 0.85  # of the acceptance that is shown: naive is below it
 
 
@@ -21,7 +23,7 @@ def draw(table: list[Line], path: Path) -> None:
         panel(axes[1, column], lines, "share")
         axes[1, column].set(ylabel="acceptance / optimum", xlabel="top k, n drafts", ylim=(LOWEST, None))
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    pictures.legend(figure, dict(zip(labels, handles, strict=True)), NOISE, columns=4)
     pictures.save(figure, path)
 
 
@@ -32,8 +34,14 @@ def panel(axis: Any, table: list[Line], value: str) -> None:
     for index, method in enumerate(dict.fromkeys(line.method for line in table)):
         points = [line for line in table if line.method == method and getattr(line, value) is not None]
         points.sort(key=lambda line: (line.k, line.n))
-        places, heights = [sizes.index((p.k, p.n)) for p in points], [getattr(p, value) for p in points]
+        places = [sizes.index((p.k, p.n)) + SHIFT * index for p in points]
+        heights = [getattr(p, value) for p in points]
         marker, colour = MARKERS[index % len(MARKERS)], pictures.COLOURS[index % len(pictures.COLOURS)]
+        if value == "milliseconds":
+            ranges = [
+                point.milliseconds_range or (height, height) for point, height in zip(points, heights, strict=True)
+            ]
+            axis.vlines(places, [low for low, _ in ranges], [high for _, high in ranges], color=colour, lw=0.8)
         style = "--" if index >= len(pictures.COLOURS) else "-"
         axis.plot(places, heights, style, color=colour, lw=1.2, marker=marker, ms=5, mfc="none", label=method)
         full = [(x, y) for x, y, p in zip(places, heights, points, strict=True) if p.solved == p.tried]

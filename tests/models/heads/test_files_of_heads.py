@@ -119,6 +119,17 @@ def test_original_eagle_files_are_read_as_speculators_are(tmp_path):
     assert all(value.equal(theirs.state_dict()[name]) for name, value in ours.state_dict().items())
 
 
+def test_the_first_eagle3_heads_are_named_like_their_target(tmp_path):
+    """As that for Llama 3.1: nothing but the size of the drafted vocabulary tells them from a model."""
+    ours = module_of("eagle3")
+    settings = CASES["eagle3"].layer.to_diff_dict() | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    write(tmp_path, settings | {"draft_vocab_size": CASES["eagle3"].drafted}, ours.state_dict())
+    assert load_head(tmp_path, tiny_model("llama")).settings.kind == "eagle3"
+    write(tmp_path, settings, ours.state_dict())
+    with pytest.raises(md.AdviceError, match="is of no head that can be read"):
+        load_head(tmp_path, tiny_model("llama"))
+
+
 def test_layers_of_original_dflash_files_are_one_further_on(tmp_path):
     weights = {
         name: weight for name, weight in module_of("dflash").state_dict().items() if name != "embed_tokens.weight"

@@ -36,4 +36,5 @@ def record(case: Case, names: list[str], prompt: str) -> Record:
 STUDY = Study(
     paper="the rule lorenz, docs/theory.md",
     panels={SCHEDULE: Panel("the schedule at one captured position", "token", digits=4)},
+    cases=None,
 )

@@ -85,4 +85,5 @@ STUDY = Study(
         ),
         finding("Global Resolution takes longer than lorenz (10, 3)", TIME, (RESOLUTION, 10, 3), ("lorenz", 10, 3)),
     ),
+    cases="tokens",
 )

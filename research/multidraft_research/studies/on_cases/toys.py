@@ -20,4 +20,5 @@ def record() -> Record:
 STUDY = Study(
     paper="SpecTr, Figures 4 to 6",
     panels={title: Panel(f"{title}, acceptance rate", "drafts", digits=4) for title in FIGURES},
+    cases=None,
 )

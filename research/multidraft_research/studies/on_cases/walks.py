@@ -49,4 +49,5 @@ STUDY = Study(
         finding("many drafts and steps together accept more", LORENZ, "deferred", "commit", "2x2"),
         finding("no walk of ours is the best possible", LORENZ, BOUND, "deferred, no coin for small claims", "2x2"),
     ),
+    cases="random pairs of models",
 )

@@ -1,4 +1,4 @@
-"""The picture of a study: a panel for each table, a colour for each row, bars for standard errors, one legend."""
+"""The picture of a study: a panel for each table, a colour for each row, bars for 95 % intervals, one legend."""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ ACROSS = 2  # panels beside each other
 Styles = dict[str, dict[str, Any]]  # by row
 
 
-def draw(tables: list[Table], folder: Path, name: str) -> list[Path]:
-    """Write the picture in both formats."""
+def draw(tables: list[Table], folder: Path, name: str, cases: str | None) -> list[Path]:
+    """Write the picture in both formats; intervals are over `cases`, or there are none."""
     across = min(ACROSS, len(tables))
     figure, axes = pictures.figure(columns=across, rows=-(-len(tables) // across), width=6.2, height=4.0)
     styles = styles_of(tables)
@@ -23,11 +23,22 @@ def draw(tables: list[Table], folder: Path, name: str) -> list[Path]:
     for axis in axes.flat[len(tables) :]:
         axis.set_visible(False)
     handles = {text: h for axis in axes.flat for h, text in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    pictures.legend(figure, handles, noise_of(tables, cases), columns=3)
     files = [folder / f"{name}{kind}" for kind in KINDS]
     for file in files:
         pictures.save(figure, file)
     return files
+
+
+def noise_of(tables: list[Table], cases: str | None) -> str:
+    """What the bars are, or why there are none."""
+    if cases is None:
+        return "no bars: the values are exact"
+    entries = [entry for table in tables for row in table.rows.values() for entry in row.values()]
+    counts = sorted({entry.prompts for entry in entries if entry.interval})
+    if not counts:
+        return f"no bars: an interval needs at least 3 {cases}"
+    return f"bars: 95 % interval over {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} {cases}"
 
 
 def styles_of(tables: list[Table]) -> Styles:
@@ -52,7 +63,7 @@ def panel(axis: Any, table: Table, styles: Styles) -> None:
         shift = 0.0 if numbers else 0.6 * (index / max(len(table.rows) - 1, 1) - 0.5)
         x = [places[column] + shift for column in entries]
         y = [table.panel.scale * e.value for e in entries.values()]
-        error = [table.panel.scale * (e.standard_error or 0.0) for e in entries.values()]
+        error = [table.panel.scale * (e.interval[1] - e.value if e.interval else 0.0) for e in entries.values()]
         style = styles[name] | ({} if numbers else {"linestyle": "none"})
         axis.errorbar(x, y, error, markersize=4, linewidth=1.2, elinewidth=0.8, label=name, **style)
     if not numbers:

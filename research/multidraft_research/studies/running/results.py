@@ -60,7 +60,7 @@ class Results:
 
     def draw(self, folder: Path, name: str) -> list[Path]:
         """The picture, in both formats."""
-        return charts.draw(self.tables, folder, name)
+        return charts.draw(self.tables, folder, name, self.study.cases)
 
     def shown(self) -> Iterator[Shown]:
         """Tables of strings: ours, the findings, the paper's."""

@@ -68,6 +68,7 @@ class Study:
     drafts: int = 1  # at a node, at most
     compares: bool = False  # schemes, to which others may be added
     derived: Callable[[dict[Place, Sums]], dict[Place, Sums]] = dict  # from what was measured to what is shown
+    cases: str | None = "prompts"  # what intervals are over; None if the entries are exact
 
 
 @dataclass(frozen=True)
