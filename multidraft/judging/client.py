@@ -146,7 +146,8 @@ class Client:
 def sampling_fields(settings: Settings, temperature: float) -> dict[str, Any]:
     """The fields of a body that say how to sample; at temperature 0 nothing is cut."""
     cuts = {"top_p": settings.top_p if settings.top_p < 1 else None, "top_k": settings.top_k or None}
-    return {"temperature": temperature} | {n: v for n, v in cuts.items() if temperature > 0 and v is not None}
+    kept = {name: value for name, value in cuts.items() if temperature > 0 and value is not None}
+    return {"temperature": temperature} | kept | settings.penalties
 
 
 def error_text(content: Any) -> str:

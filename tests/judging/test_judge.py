@@ -83,6 +83,7 @@ def test_a_guilty_server_exits_with_1_and_tells_where(network, prompts):
         (("--alpha", 0), "alpha is 0.0; use a number above 0"),
         (("--temperature", 0.5, "--top-p", 0.5, "--reported", "raw"), "raw log-probabilities do not tell"),
         (("--plot", "x.txt"), "end its name in"),
+        (("--frequency-penalty", 1, "--reported", "raw"), "raw log-probabilities are listed before penalties"),
         (("--reference", "http://other"), "http://other does not answer"),
     ],
 )
@@ -288,6 +289,13 @@ def test_a_reference_with_another_tokenizer(network, prompts):
         choice | {"logprobs": choice["logprobs"] | {"tokens": ["\u2603x" for _ in choice["logprobs"]["tokens"]]}}
     )
     ends_with_advice(judge(prompts, "--reference-model", "embedded"), "it has no token '\u2603x'")
+
+
+def test_penalties_are_sent_and_no_reference_server_can_score_them(network, prompts):
+    network["fake"], network["other"] = FakeServer(), FakeServer()
+    assert judge(prompts, "--frequency-penalty", 0.5).exit_code == 0
+    assert {body["frequency_penalty"] for body in network["fake"].bodies} == {0.5}
+    ends_with_advice(judge(prompts, "--presence-penalty", 1, "--reference", "http://other"), "penalties do not count")
 
 
 def test_a_reference_that_scores_nothing(network, prompts):
