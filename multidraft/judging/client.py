@@ -130,7 +130,7 @@ class Client:
     def complete(self, ask: Ask, settings: Settings) -> Completion:
         """Ask for a completion with log-probabilities; the connection of a cancelled one is closed early."""
         body = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": self.num_logprobs}
-        body |= sampling_fields(settings, ask.temperature) | self.dialect.fields
+        body |= self.dialect.fields | sampling_fields(settings, ask.temperature)
         body |= {} if ask.seed is None else {"seed": ask.seed}
         if not ask.streamed:
             return completion_of(ask, [self.post("/v1/completions", body)], self.num_logprobs, self.url)

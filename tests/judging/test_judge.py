@@ -202,6 +202,15 @@ def test_requests_are_of_all_kinds():
     assert all(body["ignore_eos"] and body["logprobs"] == 4 for body in bodies)
 
 
+@pytest.mark.parametrize(("owner", "off"), [("vllm", 0), ("sglang", -1), ("llamacpp", 0), ("me", 0)])
+def test_what_a_server_cuts_by_default_is_turned_off(owner, off):
+    server = FakeServer(owner=owner)
+    judged(server)
+    judged(server, top_k=2, top_p=0.9)
+    cuts = {(body["top_p"], body["top_k"], body["min_p"]) for body in server.bodies if body["temperature"]}
+    assert cuts == {(1.0, off, 0.0), (0.9, 2, 0.0)}
+
+
 def test_greedy_tokens_that_are_not_the_likeliest_convict():
     server = FakeServer()
 
