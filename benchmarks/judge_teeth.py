@@ -8,9 +8,9 @@ All answers are kept in the folder; a run that was stopped goes on there.
 
 The string-kernel test is that of Model Equality Testing (Gao, Liang and Guestrin, ICLR 2025, arXiv:2410.20247): the
 maximum mean discrepancy between texts of the server and as many of one without a fault, with a kernel that counts the
-positions at which two answers to one prompt agree, and a p-value by permutations within prompts. It needs so many
-tokens as are in the smallest sample, of a doubling grid, of which at least half reject; texts that it did not need make
-further samples.
+positions at which two answers to one prompt agree, and a p-value by permutations within prompts. It is given all
+texts, halves of them, quarters and so on: it needs so many tokens as the smallest samples have whose median p-value is
+at most alpha.
 """
 
 import argparse
@@ -56,7 +56,7 @@ from multidraft.zoo import load_pair
 
 ALPHA, AUDIT_ALPHA = 1e-6, 0.01
 KERNEL_ALPHAS = (0.05, 0.001)
-SMALLEST_SAMPLE, PERMUTATIONS = 1_000, 4_000  # tokens, and relabellings for a p-value
+PARTS, PERMUTATIONS = (8, 4, 2, 1), 4_000  # samples that the texts make, and relabellings for a p-value
 NONE, NO_TOKEN = "none", -1
 NO_FAULT = Fault(())
 SEEDS_APART = 10**6  # requests of one audit have other seeds than those of the next
@@ -178,20 +178,20 @@ def discrepancies(
 
 
 def kernel_test(texts: list[tuple[str, list[int]]], others: list[tuple[str, list[int]]]) -> dict[str, Any]:
-    """Of samples of each size, how many are rejected at each alpha; and the smallest size at which half are."""
-    total = sum(len(text) for _, text in texts)
-    sizes, rejected = [SMALLEST_SAMPLE], dict[int, list[float]]()
-    while sizes[-1] * 2 <= total:
-        sizes.append(sizes[-1] * 2)
-    for size in sizes:
-        length = len(texts) * size // total
-        starts = range(0, len(texts) - length + 1, length)
-        values = [p_value(texts[at : at + length], others[at : at + length]) for at in starts]
-        rejected[size] = [float(np.mean([value <= alpha for value in values])) for alpha in KERNEL_ALPHAS]
-    needed = [
-        next((size for size in sizes if rejected[size][place] >= 0.5), None) for place in range(len(KERNEL_ALPHAS))
-    ]
-    return {"tokens": dict(zip(map(str, KERNEL_ALPHAS), needed, strict=True)), "rejected": rejected, "most": sizes[-1]}
+    """What samples of each size give: p-values, and the smallest size of which half are rejected at each alpha.
+
+    The largest sample is all texts; smaller ones are halves, quarters and so on.
+    """
+    num_tokens, p_values = sum(len(text) for _, text in texts), dict[int, list[float]]()
+    for count in PARTS:
+        length = len(texts) // count
+        starts = range(0, length * count, length)
+        p_values[num_tokens // count] = [p_value(texts[at : at + length], others[at : at + length]) for at in starts]
+    needed = {
+        str(alpha): next((size for size, values in p_values.items() if np.median(values) <= alpha), None)
+        for alpha in KERNEL_ALPHAS
+    }
+    return {"tokens": needed, "p_values": p_values, "most": num_tokens}
 
 
 def fault_line(name: str, fault: Fault, folder: Path, tokens: int) -> dict[str, Any]:
@@ -219,12 +219,13 @@ def audits(folder: Path, count: int, tokens: int) -> dict[str, Any]:
 
 def show(lines: list[dict[str, Any]], tokens: int) -> None:
     """The table of faults."""
-    table = Table("fault", "judge", "by", *[f"string kernel, p <= {alpha}" for alpha in KERNEL_ALPHAS])
+    kernel_columns = [f"string kernel, p <= {alpha}" for alpha in KERNEL_ALPHAS]
+    table = Table("fault", "judge", "by", *kernel_columns, "p of all texts")
     for line in lines:
         judge, kernel = line["judge"], line["kernel"]
         needed = [f"{size:,}" if size else f"more than {kernel['most']:,}" for size in kernel["tokens"].values()]
         found = f"{judge['tokens']:,}" if judge["tokens"] else f"not in {judge['asked']:,}"
-        table.add_row(line["fault"], found, judge["by"], *needed)
+        table.add_row(line["fault"], found, judge["by"], *needed, f"{kernel['p_values'][kernel['most']][0]:.3f}")
     console = Console(width=160)
     console.print(table)
     console.print(f"tokens; alpha = {ALPHA:g} for the judge; {tokens:,} tokens of every server")
