@@ -36,6 +36,8 @@ def judge(
     temperature: Annotated[float, o.option("0 for greedy texts only.", ASKING, min=0)] = 1.0,
     top_p: Annotated[float, o.option("As the server samples.", ASKING, min=0, max=1)] = 1.0,
     top_k: Annotated[int, o.option("As the server samples; 0 for all tokens.", ASKING, min=0)] = 0,
+    presence_penalty: Annotated[float, o.option("Sent along, as by OpenAI's API.", ASKING, min=-2, max=2)] = 0.0,
+    frequency_penalty: Annotated[float, o.option("Sent along, as by OpenAI's API.", ASKING, min=-2, max=2)] = 0.0,
     logprobs: Annotated[int, o.option("Likeliest tokens to ask for.", ASKING, min=1)] = NUM_LOGPROBS,
     timeout: Annotated[float, o.option("Seconds to wait for the server.", ASKING, min=0.001)] = TIMEOUT_SECONDS,
     api_key: Annotated[
@@ -77,6 +79,8 @@ def judge(
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
             max_tokens=max_tokens,
             num_logprobs=logprobs,
             rounding=rounding,

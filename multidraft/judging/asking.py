@@ -34,7 +34,10 @@ def waves(prompts: Sequence[str], temperature: float, max_tokens: int) -> Iterat
         asked_temperature = temperature if number % GREEDY_EVERY else 0.0
         wave = [ask_of(prompts, i, max_tokens, asked_temperature, width) for i in range(index, index + width)]
         cancelled = {ask.index for ask in wave if ask.cancel_after is not None}
-        yield [replace(ask, beside_cancelled=bool(cancelled - {ask.index})) for ask in wave]
+        yield [
+            replace(ask, client=client, beside_cancelled=bool(cancelled - {ask.index}))
+            for client, ask in enumerate(wave)
+        ]
         index += width
 
 

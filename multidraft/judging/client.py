@@ -130,7 +130,7 @@ class Client:
     def complete(self, ask: Ask, settings: Settings) -> Completion:
         """Ask for a completion with log-probabilities; the connection of a cancelled one is closed early."""
         body = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": self.num_logprobs}
-        body |= sampling_fields(settings, ask.temperature) | self.dialect.fields
+        body |= self.dialect.fields | sampling_fields(settings, ask.temperature)
         body |= {} if ask.seed is None else {"seed": ask.seed}
         if not ask.streamed:
             return completion_of(ask, [self.post("/v1/completions", body)], self.num_logprobs, self.url)
@@ -146,7 +146,8 @@ class Client:
 def sampling_fields(settings: Settings, temperature: float) -> dict[str, Any]:
     """The fields of a body that say how to sample; at temperature 0 nothing is cut."""
     cuts = {"top_p": settings.top_p if settings.top_p < 1 else None, "top_k": settings.top_k or None}
-    return {"temperature": temperature} | {n: v for n, v in cuts.items() if temperature > 0 and v is not None}
+    kept = {name: value for name, value in cuts.items() if temperature > 0 and value is not None}
+    return {"temperature": temperature} | kept | settings.penalties
 
 
 def error_text(content: Any) -> str:

@@ -17,22 +17,27 @@ class Dialect:
 
     name: str
     reported: Reported  # whose logarithms it lists, as it is started by default
-    fields: dict[str, Any] = field(default_factory=dict)  # of a request, beside OpenAI's
+    fields: dict[str, Any] = field(default_factory=dict)  # of a request, in place of what it would take by default
     scores_by: Literal["echo", "prompt_logprobs"] | None = "echo"  # how it scores a text; None if it cannot
 
 
+UNCUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # some servers cut by default, or as the model's config says
 GO_ON_FIELDS = {"ignore_eos": True}  # a text that goes on shows its last token, too
 TOKEN_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}  # texts of tokens are not unique
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
         Dialect("multidraft", "sampled", GO_ON_FIELDS),
-        Dialect("vllm", "raw", GO_ON_FIELDS | TOKEN_IDS, "prompt_logprobs"),
-        Dialect("sglang", "temperature", GO_ON_FIELDS),
-        Dialect("llamacpp", "raw", {}, None),  # its ignore_eos would change the law, and not what is listed
-        Dialect("openai", "raw"),
+        Dialect("vllm", "raw", UNCUT | {"repetition_penalty": 1.0} | GO_ON_FIELDS | TOKEN_IDS, "prompt_logprobs"),
+        Dialect("sglang", "temperature", UNCUT | {"top_k": -1, "repetition_penalty": 1.0} | GO_ON_FIELDS),
+        # llama.cpp's ignore_eos would change the law, and not what is listed.
+        Dialect("llamacpp", "raw", UNCUT | {"repeat_penalty": 1.0}, None),
+        Dialect("llama-cpp-python", "raw", UNCUT | {"repeat_penalty": 1.0}, None),
+        Dialect("openai", "raw", {"top_p": 1.0}),
     )
 }
+
+OWNERS = {"me": "llama-cpp-python"}  # what its server calls itself
 
 
 def dialect_of(models: Any) -> Dialect:
@@ -40,7 +45,7 @@ def dialect_of(models: Any) -> Dialect:
     entries = models.get("data") if isinstance(models, dict) else None
     first = entries[0] if isinstance(entries, list) and entries else {}
     owner = str(first.get("owned_by", "") if isinstance(first, dict) else "")
-    return DIALECTS.get(owner.replace(".", "").lower(), DIALECTS["openai"])
+    return DIALECTS.get(OWNERS.get(owner, owner.replace(".", "").lower()), DIALECTS["openai"])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ Before a token is seen, a score gives every bin a number s, whose mean under the
 has a mean of at most 1 if the token t has law p up to a factor in [1 - e, 1 + e], which rounding explains. So the
 capital, the product of all bets, is a non-negative supermartingale. It exceeds 1 / alpha with probability alpha at
 most, whenever one stops (Ville's inequality). A mixture of capitals is such a process too: over a grid of lambda of
-both signs, so that nothing has to be tuned; over scores; and over *strata*, parts of the tokens.
+both signs, so that nothing has to be tuned; over scores, some of them learnt from the tokens before (`learning`); and
+over *strata*, parts of the tokens.
 
 A token's stratum must leave its law p. "First of its chunk" and "later in its chunk" do: a chunk ends by what came
 before. "Last of its chunk" does not: a rejected draft ends a chunk, so the token itself decides. Bets on it convict
@@ -16,14 +17,17 @@ servers that are innocent.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from multidraft.judging.learning import LEARNED, Learner
+from multidraft.judging.scores import FIXED, Seen, fixed_scores
+
 Array = np.ndarray
-SCORES = ("the likeliest", "surprise", "copied from the text", "another")  # what is bet on
+SCORES = FIXED + LEARNED  # what is bet on
 EVERY = "every token"
 FIRST, LATER = "first of its chunk", "later in its chunk"
 ALONE, BESIDE, BESIDE_CANCELLED, REUSED = "alone", "beside others", "beside cancelled ones", "prompt asked before"
@@ -31,37 +35,7 @@ STRATA = (EVERY, FIRST, LATER, ALONE, BESIDE, BESIDE_CANCELLED, REUSED)
 EVERY_WEIGHT = 0.5  # of the starting capital is bet on every token, and the rest in equal parts on the other strata
 SIZES = 2.0 ** -np.arange(0, 8)  # of lambda, as far as the bound allows
 LAMBDAS = np.concatenate([SIZES, -SIZES])
-SURPRISE_QUANTILE = 0.99
 NORMAL_95 = 1.645  # 95 % of a normal law lie above its mean less so many standard deviations
-MIN_PROBABILITY = 1e-12  # of a bin, in logarithms
-
-
-class Seen(NamedTuple):
-    """A token with the law that it should have."""
-
-    law: Float[Array, " bins"]  # probabilities that sum to 1; the last bin is "another"
-    bin: int  # into which the token fell
-    copied: int | None = None  # the bin of the token that copying would propose
-    strata: Collection[str] = ()  # beside "every token"
-
-
-def scores(law: Float[Array, " bins"], copied: int | None) -> Float[Array, "scores bins"]:
-    """The number that each of `SCORES` gives to every bin, from what is known before the token comes."""
-    values = np.zeros((len(SCORES), len(law)))
-    values[0, 0] = values[3, -1] = 1.0
-    values[1] = surprise(law)
-    if copied is not None:
-        values[2, copied] = 1.0
-    return values
-
-
-def surprise(law: Float[Array, " bins"]) -> Float[Array, " bins"]:
-    """-log p of the tokens, "another" as the least likely of them, cut at its 99th percentile."""
-    logs = -np.log(law.clip(MIN_PROBABILITY))
-    logs[-1] = logs[:-1].max(initial=0.0)
-    order = logs.argsort()
-    cut = order[min(int(np.searchsorted(law[order].cumsum(), SURPRISE_QUANTILE)), len(law) - 1)]
-    return logs.clip(max=logs[cut])
 
 
 class Bets(NamedTuple):
@@ -72,9 +46,8 @@ class Bets(NamedTuple):
     allowance: Float[Array, "scores lambdas"]  # what rounding may explain: e |lambda| max |s - m|
 
     @classmethod
-    def on(cls, law: Float[Array, " bins"], copied: int | None, rounding: float) -> "Bets":
-        """The bets on a token before it is seen."""
-        values = scores(law, copied)
+    def on(cls, law: Float[Array, " bins"], values: Float[Array, "scores bins"], rounding: float) -> "Bets":
+        """The bets on a token before it is seen, with the numbers that scores give to the bins."""
         centred = values - (values @ law)[:, None]
         widest = np.abs(centred).max(-1, keepdims=True)
         bound = 1 / (2 * widest.clip(min=1e-9))
@@ -93,18 +66,20 @@ class Evidence:
         self.rounding, self.strata = rounding, strata
         self.log_capital = np.zeros((len(strata), len(SCORES), len(LAMBDAS)))
         self.log_weights = np.log(shares_of(strata))[:, None, None] - math.log(len(SCORES) * len(LAMBDAS))
+        self.learner = Learner()
         self.curve = [0.0]  # the logarithm of the mixed capital after every token
         self.highest = 0.0  # the largest that there was
         self.moments = np.zeros((3, len(SCORES), len(LAMBDAS)))  # sums of |lambda|, of a bet's variance, of allowances
 
     def add(self, seen: Seen) -> None:
         """Bet on a token, and pay out."""
-        bets = Bets.on(seen.law, seen.copied, self.rounding)
+        bets = Bets.on(seen.law, np.concatenate([fixed_scores(seen), self.learner.scores(seen)]), self.rounding)
         in_stratum = [name == EVERY or name in seen.strata for name in self.strata]
         self.log_capital[in_stratum] += np.log(bets.factors()[..., seen.bin])
         self.curve.append(log_sum(self.log_weights + self.log_capital))
         self.highest = max(self.highest, self.curve[-1])
         self.moments += [np.abs(bets.lambdas), bets.gains**2 @ seen.law, np.log1p(bets.allowance)]
+        self.learner.learn(seen)
 
     @property
     def tokens(self) -> int:
@@ -128,7 +103,7 @@ class Evidence:
         }
 
     def smallest_bias(self, alpha: float) -> dict[str, float | None]:
-        """For each score, the shift of its mean that these tokens would have shown at `alpha` with 95 %; or None.
+        """For each fixed score, the shift of its mean that these tokens would have shown at `alpha` with 95 %; or None.
 
         For scores of 0 and 1 it is the total variation. A bet on a mean that is off by d has, in its logarithm, mean
         d sum |lambda| - variance / 2 - allowance, and the variance sum of lambda^2 Var(s).
@@ -138,7 +113,7 @@ class Evidence:
         needed = -math.log(alpha * weight) + variance / 2 + allowance + NORMAL_95 * np.sqrt(variance)
         shifts = np.where(variance > 0, needed / stakes.clip(min=1e-300), np.inf).min(-1)
         possible = [1.0, math.inf, 1.0, 1.0]  # a probability cannot shift by more
-        return {n: float(d) if d < most else None for n, d, most in zip(SCORES, shifts, possible, strict=True)}
+        return {n: float(d) if d < most else None for n, d, most in zip(FIXED, shifts, possible, strict=False)}
 
 
 def shares_of(strata: Sequence[str]) -> Float[Array, " strata"]:

@@ -40,6 +40,8 @@ def judge(
     temperature: float | int = 1.0,
     top_p: float | int = 1.0,
     top_k: int = 0,
+    presence_penalty: float | int = 0.0,
+    frequency_penalty: float | int = 0.0,
     max_tokens: int = MAX_TOKENS,
     num_logprobs: int = NUM_LOGPROBS,
     rounding: float = ROUNDING,
@@ -80,7 +82,12 @@ def judge(
             raise AdviceError("a server has several names; give the model's name in its requests")
         asked = connect(subject, model)
         name, listed, plan = asked.url, asked.dialect.reported, waves(texts, float(temperature), max_tokens)
-    settings = Settings(float(temperature), float(top_p), top_k, reported or listed)
+    penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
+    for penalty, value in penalties.items():
+        checks.check(penalty, value)
+    settings = Settings(
+        float(temperature), float(top_p), top_k, float(presence_penalty), float(frequency_penalty), reported or listed
+    )
     settings.check()
     if isinstance(reference, str):
         reference = ServerReference(connect(reference, model or ""))
@@ -162,6 +169,11 @@ def check(
 
 def check_reference(reference: Reference, settings: Settings) -> None:
     """Raise unless the reference lists the same kind of law as the subject."""
+    if settings.penalties and isinstance(reference, ServerReference):
+        raise AdviceError(
+            "a server as the reference reads a text as a prompt, whose tokens these penalties do not count; leave the "
+            "penalties out, or use --reference-model"
+        )
     if reference.reported != settings.reported and not settings.is_plain:
         raise AdviceError(
             f"the server lists {settings.reported} log-probabilities, the reference {reference.reported} ones, which "

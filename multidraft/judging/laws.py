@@ -25,12 +25,20 @@ class Settings:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 for all
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     reported: Reported = "sampled"
 
     @property
     def is_plain(self) -> bool:
         """Whether the model's softmax is sampled from, so that all kinds of listed laws are equal."""
-        return self.temperature == 1 and self.top_p >= 1 and not self.top_k
+        return self.temperature == 1 and not self.cuts and not self.penalties
+
+    @property
+    def penalties(self) -> dict[str, float]:
+        """The penalties that are not zero, as fields of a request."""
+        values = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
+        return {name: value for name, value in values.items() if value}
 
     @property
     def cuts(self) -> bool:
@@ -44,6 +52,11 @@ class Settings:
 
     def check(self) -> None:
         """Raise where the listed law does not settle the sampled one."""
+        if self.penalties and self.reported != "sampled":
+            raise AdviceError(
+                f"{self.reported} log-probabilities are listed before penalties; leave these out, or have the server "
+                "list what it samples from (vLLM: --logprobs-mode processed_logprobs, and here --reported sampled)"
+            )
         if self.only_listed and self.top_p < 1:
             raise AdviceError(
                 "raw log-probabilities do not tell which tokens top-p keeps at another temperature than 1; judge at "

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multidraft.judging import evidence
-from multidraft.judging.evidence import Seen
 from multidraft.judging.laws import Settings, law_of
+from multidraft.judging.scores import Seen
 
 MAX_MATCH = 8  # tokens at the end of a text that are looked up earlier in it
+LAST_TOKENS = 2  # by which biases are told apart
 MAX_COPY_CHARACTERS = 40  # more than a token has
 ID_PREFIX = "token_id:"  # of a token's text, where a server writes its number
 BROKEN_CHARACTER = "\ufffd"  # in the text of a token that is a part of a character, which several tokens may be
@@ -49,6 +50,7 @@ class Ask:
     streamed: bool = True
     seed: int | None = None
     beside: int = 1  # requests that run at once, this one included
+    client: int = 0  # the place of this one among them
     cancel_after: int | None = None  # events of the stream, after which the connection is closed
     beside_cancelled: bool = False
     reused: bool = False  # the prompt was asked before
@@ -107,24 +109,34 @@ def observe(completion: Completion, settings: Settings, tops: list[Any] | None =
 
     Tokens whose law the listed ones do not settle are left out; that depends on the law alone.
     """
-    context = Context(completion.prompt)
-    tokens = completion.tokens
-    for place, token in enumerate(tokens):
-        judged = token if tops is None else token._replace(logprob=tops[place].logprob, top=tops[place].top)
-        is_unique = not any(BROKEN_CHARACTER in text for text, _ in judged.top)
+    context, ask = Context(completion.prompt), completion.ask
+    client = None if ask.beside == 1 else ask.client
+    laws, places = tops or completion.tokens, places_in_chunks(completion)
+    for token, law_at, place in zip(completion.tokens, laws, places, strict=True):
+        judged = token._replace(logprob=law_at.logprob, top=law_at.top)
+        texts = [text for text, _ in judged.top]
+        is_unique = not any(BROKEN_CHARACTER in text for text in texts)
         law = law_of(np.array([value for _, value in judged.top]), settings) if is_unique else None
-        if law is not None and not (judged.bin == len(judged.top) and settings.only_listed):
-            copied = context.copied([text for text, _ in judged.top])
-            yield Seen(law, judged.bin, copied, strata(completion.ask, tokens, place))
+        if law is not None and not (judged.bin == len(texts) and settings.only_listed):
+            last = context.pieces[-LAST_TOKENS:]
+            yield Seen(law, judged.bin, context.copied(texts), strata(ask, place), texts, last, place, client)
         context.add(token.text)
 
 
-def strata(ask: Ask, tokens: list[Token], place: int) -> set[str]:
-    """The strata of a token, as far as they leave its law as it is."""
-    if not ask.streamed:
+def places_in_chunks(completion: Completion) -> Iterator[int | None]:
+    """The place of each token in its chunk, from the chunk's start; None where the answer came whole."""
+    chunk, place = None, 0
+    for token in completion.tokens:
+        place = place + 1 if token.chunk == chunk else 0
+        chunk = token.chunk
+        yield place if completion.ask.streamed else None
+
+
+def strata(ask: Ask, place: int | None) -> set[str]:
+    """The strata of a token by its place in its chunk, as far as they leave its law as it is."""
+    if place is None:
         return ask.strata
-    first = not place or tokens[place].chunk != tokens[place - 1].chunk
-    return ask.strata | {evidence.FIRST if first else evidence.LATER}
+    return ask.strata | {evidence.LATER if place else evidence.FIRST}
 
 
 @dataclass

@@ -93,10 +93,15 @@ class ModelReference(Reference):
 
     def scored(self, completion: Completion, ids: list[int], logits: Any, settings: Settings) -> list[Token]:
         """The tokens of a text with what the model says of them, in the law that the server lists."""
+        import torch
+
         from multidraft.decoding.record import top_logprobs
         from multidraft.sampling.from_logits import log_distributions
 
-        logs = log_distributions(logits, [self.sampling(completion.ask.temperature, settings)] * len(ids))
+        prompt = self.prompt_of(completion)
+        sampling = self.sampling(completion.ask.temperature, settings, len(prompt))
+        prefixes = [torch.tensor(prompt + ids[:place]) for place in range(len(ids))] if sampling.looks_back else None
+        logs = log_distributions(logits, [sampling] * len(ids), prefixes)
         has_numbers = completion.tokens[0].text.startswith(ID_PREFIX)
         name = (lambda token: f"{ID_PREFIX}{token}") if has_numbers else self.text_of
         return [
@@ -104,12 +109,15 @@ class ModelReference(Reference):
             for token, score in zip(ids, top_logprobs(logs, ids, self.top), strict=True)
         ]
 
-    def sampling(self, temperature: float, settings: Settings) -> "Sampling":
-        """What the listed law is made with; at temperature 0 servers list the model's softmax."""
+    def sampling(self, temperature: float, settings: Settings, prompt_length: int) -> "Sampling":
+        """What the listed law is made with; at temperature 0 servers list it at temperature 1, and cut nothing."""
+        from multidraft.sampling.processors import CountPenalty, Processors
         from multidraft.sampling.settings import Sampling
 
+        penalty = CountPenalty(settings.presence_penalty, settings.frequency_penalty, prompt_length)
+        before = Processors([penalty]) if settings.penalties else None  # they need sampled laws (Settings.check)
         if temperature == 0 or self.reported == "raw":
-            return Sampling()
+            return Sampling(before=before)
         if self.reported == "temperature":
             return Sampling(temperature)
-        return Sampling(temperature, settings.top_k or None, settings.top_p if settings.top_p < 1 else None)
+        return Sampling(temperature, settings.top_k or None, settings.top_p if settings.top_p < 1 else None, before)

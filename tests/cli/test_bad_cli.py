@@ -85,7 +85,8 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
     ),
     "judge": (
         "http://127.0.0.1:1 --model x",
-        "--reference x --reference-model y; --reported x; --alpha 0; --limit 1; --plot @new.txt; --prompts /dev/zero",
+        "--reference x --reference-model y; --reported x; --alpha 0; --frequency-penalty 3; --limit 1; "
+        "--plot @new.txt; --prompts /dev/zero",
     ),
     "replay": ("@trace.jsonl", "--row 9; --step 9"),
     "schemes": ("", "x"),

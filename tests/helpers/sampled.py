@@ -43,6 +43,16 @@ def outcomes(context: str) -> Iterator[tuple[str, float]]:
             yield letter + bonus, both * share
 
 
+def texts(context: str, length: int) -> Iterator[tuple[list[str], float]]:
+    """Every way in which lossless steps write a text, chunk by chunk, with its probability."""
+    if length <= 0:
+        yield [], 1.0
+        return
+    for piece, p in outcomes(context):
+        for following, q in texts(context + piece, length - len(piece)):
+            yield [piece[:length], *following], p * q
+
+
 def speculative(context: str, rng: random.Random) -> str:
     """A lossless step with a draft."""
     pieces, weights = zip(*outcomes(context), strict=True)

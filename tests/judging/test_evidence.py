@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from sampled import DRAFT, LETTERS, completion, mixed, outcomes, plain, speculative, target, typical, write
+from sampled import DRAFT, LETTERS, completion, mixed, outcomes, plain, speculative, target, texts, typical, write
 
-from multidraft.judging.evidence import EVERY, FIRST, LATER, SCORES, Bets, Evidence, Seen
+from multidraft.judging.evidence import EVERY, FIRST, LATER, Bets, Evidence
 from multidraft.judging.laws import Settings, law_of
 from multidraft.judging.observation import Ask, Context, Token, observe
+from multidraft.judging.scores import FIXED, Seen, fixed_scores
 
 LAST = "last of its chunk"
 LAWS = [np.array(law) for law in ([0.6, 0.3, 0.1], [0.5, 0.5, 0.0], [0.97, 0.01, 0.02], [1.0, 0.0], [0.2, 0.1, 0.7])]
@@ -21,32 +22,23 @@ LAWS = [np.array(law) for law in ([0.6, 0.3, 0.1], [0.5, 0.5, 0.0], [0.97, 0.01,
 def test_every_bet_has_a_mean_of_one(law, copied):
     if copied is not None and copied >= len(law) - 1:
         copied = None
-    bets = Bets.on(law, copied, 0.0)
+    bets = Bets.on(law, fixed_scores(Seen(law, 0, copied)), 0.0)
     assert np.abs(bets.factors() @ law - 1).max() < 1e-12
     assert bets.factors().min() >= 0.5 - 1e-12
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_with_rounding_the_mean_is_one_at_most_whatever_rounding_does(law):
-    factors = Bets.on(law, 0, 0.01).factors()
+    scores = fixed_scores(Seen(law, 0, 0))
+    factors = Bets.on(law, scores, 0.01).factors()
     for signs in np.ndindex(*[3] * len(law)):
         moved = law * 0.01 * (np.array(signs) - 1)
         if abs(moved.sum()) < 1e-15 and moved.any():  # it is a law still
             assert (factors @ (law + moved)).max() <= 1 + 1e-12
-            assert (Bets.on(law, 0, 0.0).factors() @ (law + moved)).max() > 1 + 1e-6  # the twin without allowance
+            assert (Bets.on(law, scores, 0.0).factors() @ (law + moved)).max() > 1 + 1e-6  # the twin without allowance
     for one, other in np.ndindex(len(law), len(law)):
         moved = (np.eye(len(law))[one] - np.eye(len(law))[other]) * 0.01 * min(law[one], law[other])
         assert (factors @ (law + moved)).max() <= 1 + 1e-12
-
-
-def texts(context: str, length: int) -> Iterator[tuple[list[str], float]]:
-    """Every way in which steps with drafts write a text, chunk by chunk, with its probability."""
-    if length <= 0:
-        yield [], 1.0
-        return
-    for piece, p in outcomes(context):
-        for following, q in texts(context + piece, length - len(piece)):
-            yield [piece[:length], *following], p * q
 
 
 def test_the_toy_is_lossless():
@@ -121,7 +113,7 @@ def test_the_bias_that_is_stated_is_found_as_often_as_stated():
 
 
 def test_no_bias_is_stated_where_nothing_was_seen():
-    assert Evidence(1e-3).smallest_bias(1e-6) == dict.fromkeys(SCORES)
+    assert Evidence(1e-3).smallest_bias(1e-6) == dict.fromkeys(FIXED)
 
 
 def test_what_copying_proposes_follows_the_longest_match():

@@ -83,6 +83,7 @@ def test_a_guilty_server_exits_with_1_and_tells_where(network, prompts):
         (("--alpha", 0), "alpha is 0.0; use a number above 0"),
         (("--temperature", 0.5, "--top-p", 0.5, "--reported", "raw"), "raw log-probabilities do not tell"),
         (("--plot", "x.txt"), "end its name in"),
+        (("--frequency-penalty", 1, "--reported", "raw"), "raw log-probabilities are listed before penalties"),
         (("--reference", "http://other"), "http://other does not answer"),
     ],
 )
@@ -201,6 +202,15 @@ def test_requests_are_of_all_kinds():
     assert all(body["ignore_eos"] and body["logprobs"] == 4 for body in bodies)
 
 
+@pytest.mark.parametrize(("owner", "off"), [("vllm", 0), ("sglang", -1), ("llamacpp", 0), ("me", 0)])
+def test_what_a_server_cuts_by_default_is_turned_off(owner, off):
+    server = FakeServer(owner=owner)
+    judged(server)
+    judged(server, top_k=2, top_p=0.9)
+    cuts = {(body["top_p"], body["top_k"], body["min_p"]) for body in server.bodies if body["temperature"]}
+    assert cuts == {(1.0, off, 0.0), (0.9, 2, 0.0)}
+
+
 def test_greedy_tokens_that_are_not_the_likeliest_convict():
     server = FakeServer()
 
@@ -288,6 +298,13 @@ def test_a_reference_with_another_tokenizer(network, prompts):
         choice | {"logprobs": choice["logprobs"] | {"tokens": ["\u2603x" for _ in choice["logprobs"]["tokens"]]}}
     )
     ends_with_advice(judge(prompts, "--reference-model", "embedded"), "it has no token '\u2603x'")
+
+
+def test_penalties_are_sent_and_no_reference_server_can_score_them(network, prompts):
+    network["fake"], network["other"] = FakeServer(), FakeServer()
+    assert judge(prompts, "--frequency-penalty", 0.5).exit_code == 0
+    assert {body["frequency_penalty"] for body in network["fake"].bodies} == {0.5}
+    ends_with_advice(judge(prompts, "--presence-penalty", 1, "--reference", "http://other"), "penalties do not count")
 
 
 def test_a_reference_that_scores_nothing(network, prompts):

@@ -1,0 +1,151 @@
+"""Faults that engines have, to be built into our server: in tests, and in judge_teeth.py.
+
+Each replaces functions of the decoding step, for as long as `built_in` or a test's monkeypatch holds.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from multidraft.decoding import record, state, step, verify
+from multidraft.decoding.state import Scored
+from multidraft.decoding.verify import CompressedResidual, compress_targets, single_draft_outcome
+from multidraft.decoding.walks import Child, Verdict
+from multidraft.sampling import from_logits
+from multidraft.sampling.settings import Sampling
+from multidraft.verification.distributions import pick_each
+
+
+def matching_twice(tree, node, weight, probs):
+    """The target's token is compared with the draft, and drawn again if it is another."""
+    ((token, child),) = tree.children[node].items()
+    law, p = tree.laws[node], float(probs[token])
+
+    def parts():
+        places = compress_targets([probs], [law])[0]
+        return places, places * (np.arange(len(places)) != max(tree.places[node])) * (1 - p)
+
+    return Verdict((Child(child, 1 - (1 - p) ** 2),), CompressedResidual(law, probs, parts))
+
+
+def typical_acceptance(tree, node, weight, probs):
+    """A draft is accepted if the target likes it enough."""
+    ((token, child),) = tree.children[node].items()
+    places = compress_targets([probs], [tree.laws[node]])[0]
+    accept = 1.0 if float(probs[token]) > 0.2 else 0.0
+    return Verdict((Child(child, accept),), CompressedResidual(tree.laws[node], probs, lambda: (places, places)))
+
+
+def another_temperature(tree, node, weight, probs):
+    """The draft law that is used is not the one that was drawn from."""
+    law = tree.laws[node]
+    warm = law.probabilities**0.5
+    changed = replace(law, probabilities=warm / warm.sum() * law.probabilities.sum())
+    return single_draft_outcome(replace(tree, laws={**dict(tree.laws), node: changed}), node, weight, probs)
+
+
+def not_normalised(self):
+    """What is missing to one falls to the last token, as by a cumulative sum that ends too early."""
+    weights = plain_weights(self)
+    weights[-1] += max(0.0, 1 - float(weights.sum()))
+    return weights
+
+
+plain_weights, plain_last, plain_commit, plain_lines = (
+    CompressedResidual.token_weights,
+    verify.draw_last_tokens,
+    step.commit,
+    Scored.lines,
+)
+
+
+def bonus_from_the_draft(scored, walk_results, numbers):
+    """The bonus comes from the draft's law at the last drafting node."""
+    last = plain_last(scored, walk_results, numbers)
+    for row, result in enumerate(walk_results):
+        if result.residual is None and result.path:
+            law = scored.trees[row].laws[scored.trees[row].parents[result.leaf]]
+            (place,) = pick_each(torch.as_tensor(law.probabilities)[None], [numbers[row]])
+            last[row] = int(law.ids[place])
+    return last
+
+
+def kept_rejected(state, scored, decision):
+    """The target keeps the first draft where it was rejected."""
+    plainly = state.target.commit
+
+    def commit(paths):
+        plainly([[0, 1] if path == [0] and len(tree.tokens) > 1 else path
+                 for path, tree in zip(paths, scored.trees, strict=True)])  # fmt: skip
+
+    state.target.commit = commit
+    try:
+        return plain_commit(state, scored, decision)
+    finally:
+        del state.target.commit
+
+
+def exchanged_rows(self, places):
+    """Two rows of a batch have each other's logits, in some steps."""
+    exchanged = {0: 1, 1: 0} if len(self.rows) > 1 and self.rows[0].position % 8 == 0 else {}
+    if self.logits is not None and exchanged and len(self.trees[0].tokens) == len(self.trees[1].tokens):
+        places = [(exchanged.get(row, row), node) for row, node in places]
+    return plain_lines(self, places)
+
+
+def cut_before_penalties(function):
+    """Top-p drops tokens by the law without penalties, and then penalties change what is left."""
+
+    def wrong(logits, settings, prefixes=None):
+        cuts = [Sampling(sampling.temperature or 1.0, None, sampling.top_p) for sampling in settings]
+        kept, _ = from_logits.target_distributions(logits, cuts)
+        uncut = [replace(sampling, top_p=None) for sampling in settings]
+        return function(logits.masked_fill(kept == 0, -torch.inf), uncut, prefixes)
+
+    return wrong
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where it is built in, and what a judge has to do to see it."""
+
+    places: tuple[tuple[Any, str, Any], ...]  # module or class, name, what takes its place
+    needs_reference: bool = False
+    settings: Mapping[str, float] = field(default_factory=dict)  # of requests
+
+
+@contextmanager
+def built_in(fault: Fault) -> Iterator[None]:
+    """The fault in this process until the block ends."""
+    with ExitStack() as patches:
+        for place in fault.places:
+            patches.enter_context(mock.patch.object(*place))
+        yield
+
+
+PENALISED = {"top_p": 0.9, "frequency_penalty": 1.0}
+FAULTS = {
+    "matching twice": Fault(((verify, "single_draft_outcome", matching_twice),)),
+    "typical acceptance": Fault(((verify, "single_draft_outcome", typical_acceptance),)),
+    "residual not normalised": Fault(((CompressedResidual, "token_weights", not_normalised),)),
+    "drafts at another temperature": Fault(((verify, "single_draft_outcome", another_temperature),)),
+    "bonus from the draft": Fault(((verify, "draw_last_tokens", bonus_from_the_draft),)),
+    "rejected token kept": Fault(((step, "commit", kept_rejected),), needs_reference=True),
+    "rows exchanged": Fault(((Scored, "lines", exchanged_rows),), needs_reference=True),
+    "top-p before penalties": Fault(
+        (
+            (state, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
+            (record, "log_distributions", cut_before_penalties(from_logits.log_distributions)),
+        ),
+        needs_reference=True,
+        settings=PENALISED,
+    ),
+    "top-p before penalties, unlisted": Fault(
+        ((state, "target_distributions", cut_before_penalties(from_logits.target_distributions)),), settings=PENALISED
+    ),
+}
