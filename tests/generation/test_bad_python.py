@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 import multidraft as md
 from multidraft.generation.inputs import as_lists
 from multidraft.models import loading
-from multidraft.models.gguf.file import library
+from multidraft.models.gguf.library import llama_cpp
 from multidraft.sampling.checks import CHECKS
 from multidraft.sampling.ranges import Range
 
@@ -287,8 +287,8 @@ def test_missing_weights_are_named_and_tied_ones_are_none():
             loading.check_whole("model", nothing | {kind: {"a.weight", "b.weight"}})
 
 
-def test_a_gguf_model_without_its_extra(monkeypatch):
+def test_a_gguf_model_without_its_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
-    library.cache_clear()
-    with pytest.raises(md.AdviceError, match=r"this needs llama-cpp-python.*pip install .*'.\[gguf\]'"):
-        md.GGUF("model.gguf")
+    llama_cpp.cache_clear()
+    with pytest.raises(md.AdviceError, match=r"this needs llama-cpp-python.*pip install .*'.\[llama-cpp\]'"):
+        md.GGUF("model.gguf", library="llama.cpp")
