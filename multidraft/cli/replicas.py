@@ -60,7 +60,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
         from multidraft.generation.inputs import resolve_config
 
-        draft = default_pair(self.target, self.draft, Loader(self.engine).gives_hidden_states)[1]
+        draft = default_pair(self.target, self.draft, Loader(self.engine).heads_pay)[1]
         return resolve_config(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
 
     def app(self) -> "FastAPI":

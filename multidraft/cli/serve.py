@@ -109,7 +109,7 @@ def serve(
     def ready(port: int) -> None:
         where = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{port}"
         terminal.note(f"serving {serving.served_names[0]} at {where}/v1, with a page at {where}; Ctrl-C stops")
-        pair = default_pair(models.target, models.draft, Loader(engine).gives_hidden_states)
+        pair = default_pair(models.target, models.draft, Loader(engine).heads_pay)
         if line := pair_note(*pair, (models.target, models.draft), engine):
             terminal.note(line)
 

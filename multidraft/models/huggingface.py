@@ -15,15 +15,11 @@ from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.passes import grouped, packed
-from multidraft.models.reader import Lists, Reader, Scored
+from multidraft.models.reader import NO_HIDDEN_STATES, Lists, Reader, Scored
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
 
 Model = PreTrainedModel | Reader
-NO_HIDDEN_STATES = (
-    "a draft head reads hidden states, which a target {} does not give; use a Hugging Face model with attention or "
-    "gated delta nets, for a GGUF file with --engine transformers"
-)
 # Of a pass whose tokens are all scored, although only the last one is asked for: a compiled step scores all.
 MAX_SCORED_TOKENS = 4
 MAX_PROMPT_SLOTS = 1024  # of the buffers that prompts are read into before they move
@@ -36,9 +32,7 @@ def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: S
     """
     model = model.model if hidden_layers and isinstance(model, CausalLM) else model
     if not isinstance(model, PreTrainedModel):
-        if hidden_layers:
-            raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(model).__name__}"))
-        return model.new(capacity)
+        return (model.with_hidden_states(hidden_layers) if hidden_layers else model).new(capacity)
     by_masks = not compat.needs_paths(model)
     if compiled and not by_masks:
         name = model.config.model_type

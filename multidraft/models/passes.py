@@ -80,9 +80,16 @@ class Layer:
     def __init__(self, module: nn.Linear, siblings: Mapping[str, nn.Module | None], name: str):
         self.module, self.weight, self.siblings, self.name = module, module.weight, siblings, name
         self.version, self.place = self.weight._version, self.weight.data_ptr()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
-        sample = torch.ones(1, 3, module.in_features, dtype=self.weight.dtype)
-        torch.testing.assert_close(self.forward(sample), module.forward(sample))
+        self.packed = self.pack(self.weight.detach())
+
+    def pack(self, weight: Float[Tensor, "wide width"]) -> Any:
+        """The copy, which is tried once."""
+        if not torch.backends.mkldnn.is_available():
+            raise RuntimeError("this processor has no oneDNN")
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        sample = torch.ones(1, 3, self.module.in_features, dtype=weight.dtype)
+        torch.testing.assert_close(self.forward(sample), self.module.forward(sample))
+        return self.packed
 
     def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
         """What the layer gives."""
@@ -109,27 +116,28 @@ def fits(module: nn.Module | None) -> TypeGuard[nn.Linear]:
     return weight.device.type == "cpu" and weight.dtype in KINDS and weight.numel() >= MIN_PACKED_NUMBERS
 
 
-def pack(module: nn.Module) -> list[Layer]:
+def pack(module: nn.Module, kind: type[Layer] = Layer) -> list[Layer]:
     """All layers of a module that can be packed, if half of the memory that is left holds them; else none."""
-    if not torch.backends.mkldnn.is_available():
-        return []
     places = [(parent._modules, name) for parent in module.modules() for name in parent._modules]
     places_of_layers = {child: place for place in places if fits(child := place[0][place[1]])}  # each once
     free = available(torch.device("cpu"))
     if free is not None and sum(layer.weight.nbytes for layer in places_of_layers) > free / 2:
         return []
     try:
-        return [Layer(layer, *place) for layer, place in places_of_layers.items()]
+        return [kind(layer, *place) for layer, place in places_of_layers.items()]
     except (AssertionError, RuntimeError):
         return []
 
 
 @contextmanager
-def packed(module: nn.Module) -> Iterator[None]:
-    """Let the linear layers of a module use their packed weights for a while, made anew where one has changed."""
+def packed(module: nn.Module, kind: type[Layer] = Layer) -> Iterator[None]:
+    """Let the linear layers of a module use their packed weights for a while, made anew where one has changed.
+
+    A module's are always of one kind.
+    """
     layers = [] if torch.is_autocast_enabled("cpu") else PACKED.get(module)
     if layers is None or not all(layer.is_fresh() for layer in layers):
-        layers = PACKED[module] = pack(module)
+        layers = PACKED[module] = pack(module, kind)
     for layer in layers:
         layer.module.__dict__.setdefault("forward", layer.forward)  # what else has taken a layer over since stays
     try:

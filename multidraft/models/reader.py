@@ -22,6 +22,10 @@ Lists = list[list[int]]  # tokens, or places of tokens, row by row
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 Cost = Literal["pass", "lookup", "mixed"]  # which scores need a pass of a model: all, none, some
 HiddenStates = list[Float[Tensor, "_ layers width"]]  # of each row's tokens
+NO_HIDDEN_STATES = (
+    "a draft head reads hidden states, which a target {} does not give; use a Hugging Face model with attention or "
+    "gated delta nets, or a GGUF file"
+)
 ROOT = -1  # the parent of tokens that follow the kept ones
 
 
@@ -87,6 +91,10 @@ class Reader(ABC):
     @abstractmethod
     def new(self, capacity: int) -> "Reader":
         """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees."""
+
+    def with_hidden_states(self, layers: Sequence[int]) -> "Reader":
+        """The same model as a target whose `hidden_states` are these after each commit; few engines can."""
+        raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(self).__name__}"))
 
     @property
     def fingerprint(self) -> dict[str, Any]:

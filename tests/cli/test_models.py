@@ -28,12 +28,12 @@ DRAFTERS = {"smollm2": ["copy+eagle3:smollm2", "lookup"], "embedded": ["embedded
 
 @pytest.mark.parametrize(("installed", "pair"), [(True, "smollm2"), (False, "embedded")])
 def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installed, pair):
-    """With a head where its target tells hidden states, which one on llama.cpp does not."""
+    """With a head, but on llama.cpp, where passes take too little time for it."""
     monkeypatch.delenv(names.PAIR_VARIABLE)
     monkeypatch.setattr(names, "find_spec", lambda name: installed or None)
     engines = [Loader(), Loader("transformers")], [Loader("llama.cpp")]
     for drafter, loaders in zip(DRAFTERS[pair], engines, strict=True):
-        assert {names.default_pair(None, None, loader.gives_hidden_states) for loader in loaders} == {(pair, drafter)}
+        assert {names.default_pair(None, None, loader.heads_pay) for loader in loaders} == {(pair, drafter)}
     assert names.default_pair(None, "ngram") == (pair, "ngram")
     assert names.default_pair(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
     assert names.default_pair("some/model", "none") == ("some/model", "none")
@@ -107,7 +107,8 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
         (("smollm2", None), "ik_llama.cpp"),
         ((None, None), "ik_llama.cpp"),
         (("smollm2", "copy+ngram"), "ik_llama.cpp"),
-        (("smollm2", "copy+eagle3:smollm2"), None),
+        (("smollm2", "copy+eagle3:smollm2"), "ik_llama.cpp"),
+        (("smollm2", "medusa:folder"), None),
         (("smollm2", "layers:2"), None),
         (("smollm2", None, True), None),
         (("embedded", None), None),

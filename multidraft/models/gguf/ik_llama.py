@@ -149,7 +149,7 @@ class IkLlamaCpp(LlamaCpp):
 def ik_llama() -> IkLlamaCpp:
     """ik_llama.cpp; raises AdviceError, with the line to type, where it is not installed."""
     package: Any = optional("ik_llama_cpp._ctypes_api", PACKAGE, "gguf")
-    functions = SimpleNamespace(**{name: getattr(package, name) for name in TAKEN}, **VALUES)
+    functions = SimpleNamespace(**{name: getattr(package, name) for name in TAKEN}, **VALUES, _lib=package._lib)
     for name, (symbol, result, arguments) in FUNCTIONS.items():
         setattr(functions, name, ctypes.CFUNCTYPE(result, *arguments)((symbol, package._lib)))
     return IkLlamaCpp(functions)

@@ -50,6 +50,11 @@ class LlamaCpp:
         return getattr(self.functions, name)
 
     @property
+    def symbols(self) -> ctypes.CDLL:
+        """All that it exports, ggml's functions among it."""
+        return self.functions._lib
+
+    @property
     def version(self) -> str:
         """The version of the Python package."""
         return version(self.package)

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.gguf.file import Weights
+from multidraft.models.gguf.hidden import LayerOutputs
 from multidraft.models.reader import ROOT, Row
 
 BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
@@ -54,6 +55,15 @@ class Memory:
         self.returned: deque[list[int]] = deque()  # by rows that are gone, in whatever thread they went
         self.context: Any = None
         self.closing: Any = None
+        self.outputs: LayerOutputs | None = None  # of layers whose hidden states are asked for
+
+    def observe(self, states: Sequence[int]) -> None:
+        """Note these hidden states of all tokens from now on, beside those that are noted already."""
+        noted = self.outputs.states if self.outputs else ()
+        if new := [state for state in states if state not in noted]:
+            self.outputs = LayerOutputs(self.library.symbols, (*noted, *new), self.weights.size("embedding_length"))
+            if self.context:
+                self.renew(self.cells, self.sequences)
 
     def reserve(self, cells: int = 0, sequences: int = 0) -> None:
         """Make room for so many cells and sequences in all, with all that has been held."""
@@ -72,6 +82,10 @@ class Memory:
                 f"the keys and values of {cells} tokens of {self.weights.family} take {format_bytes(needed)} of memory "
                 f"and {format_bytes(free)} are free; use fewer or shorter rows"
             )
+        self.renew(cells, sequences)
+
+    def renew(self, cells: int, sequences: int) -> None:
+        """Make a context of this size, which holds all that has been held."""
         settings = self.settings(cells, sequences)
         context = self.library.llama_init_from_model(self.weights.pointer, settings)
         if not context:
@@ -102,6 +116,8 @@ class Memory:
         """Those of a new context."""
         settings = self.library.context_settings(cells, sequences, self.kind)
         settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
+        if self.outputs:
+            self.outputs.install(settings)
         return settings
 
     def borrow(self) -> int:
@@ -140,6 +156,8 @@ class Memory:
         if self.threads != (threads := torch.get_num_threads()):  # which plans choose
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
+        if self.outputs:
+            self.outputs.begin(len(tokens))
         scores = np.empty((sum(is_scored), self.weights.vocabulary), np.float32)
         most, done = self.library.most_tokens, 0
         for start in range(0, len(tokens), most):
@@ -210,6 +228,7 @@ class Sequences:
         """Nothing is pending."""
         self.ends = {ROOT: self.numbers[0]}  # by slot the sequence that ends there, if any does
         self.through: list[int] = []  # by slot any sequence that holds it
+        self.states: list[Float[np.ndarray, "_ layers width"]] = []  # hidden ones by slot, pass by pass
 
     def fork(self, length: int) -> "Sequences":
         """Those of another row, which shares the first kept tokens of this one."""

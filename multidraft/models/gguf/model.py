@@ -1,6 +1,7 @@
 """GGUF models, read by llama.cpp or its fork, as a target or as a drafter."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,14 @@ class GGUF(Reader):
     All readers that `new` makes share the weights and one memory, so that rows move between them without a copy. Keys
     and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
     llama.cpp was built for one (all, unless you say so). `library` is "ik_llama.cpp" or "llama.cpp"; without it, the
-    first that is installed and reads the file. It computes with as many threads as torch may use.
+    first that is installed and reads the file. It computes with as many threads as torch may use. After `commit`,
+    `hidden_states` holds those of `with_hidden_states`, for each row's committed tokens.
 
     Raises AdviceError where the file is none, is cut short, or needs more memory than there is, and for recurrent and
     hybrid models, whose memory cannot be rolled back.
     """
+
+    output_layers: tuple[int, ...] = ()
 
     def __init__(
         self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None, library: str | None = None
@@ -58,6 +62,18 @@ class GGUF(Reader):
         reader.rows, reader.capacity = [], capacity
         return reader
 
+    def with_hidden_states(self, layers: Sequence[int]) -> "GGUF":
+        count = self.weights.size("block_count")
+        if not all(0 < layer < count for layer in layers):
+            raise AdviceError(
+                f"{self.weights.library.name} gives the hidden states 1 to {count - 1} of this model, not all of "
+                f"{list(layers)}; use another head, or the model's folder of safetensors"
+            )
+        reader = self.new(self.capacity)
+        reader.output_layers = tuple(layers)
+        self.memory.observe(layers)
+        return reader
+
     def encode(self, tokens: list[int]) -> list[int]:
         return self.weights.tokens.encode(tokens)
 
@@ -70,7 +86,10 @@ class GGUF(Reader):
         """Tokens beyond the context are not read, and have logits of zero."""
         with self.memory.lock:
             rows = zip(self.rows, tokens, strict=True)
-            scores = self.scores([row.memory.grow(row, new, self.weights.context) for row, new in rows], scored)
+            read = [row.memory.grow(row, new, self.weights.context) for row, new in rows]
+            scores = self.scores(read, scored)
+            if self.output_layers:
+                self.note_states(read)
             return torch.from_numpy(scores)[..., : self.weights.tokens.columns]
 
     def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
@@ -83,8 +102,6 @@ class GGUF(Reader):
             if token
         ]
         shape = (len(rows), max(counts, default=0), self.weights.vocabulary)
-        if not slots:
-            return np.zeros(shape, np.float32)
         is_scored = [place >= 0 for _, place, _ in slots]
         logits = self.memory.read([token for *_, token in slots], is_scored)
         if len(logits) == shape[0] * shape[1]:
@@ -93,9 +110,27 @@ class GGUF(Reader):
         scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = logits
         return scores
 
+    def note_states(self, rows: list[list[Token | None]]) -> None:
+        """Keep the hidden states of tokens that were just read, and zeros for those that were not."""
+        outputs = self.memory.outputs
+        assert outputs is not None
+        is_read = np.array([token is not None for row in rows for token in row], bool)
+        states = np.zeros((len(is_read), len(self.output_layers), outputs.width), np.float32)
+        states[is_read] = outputs.read(self.output_layers)
+        ends = np.cumsum([len(row) for row in rows])[:-1]
+        for row, new in zip(self.rows, np.split(states, ends), strict=True):
+            row.memory.states.append(new)
+
     def _commit(self, paths: Lists) -> None:
+        rows = list(zip(self.rows, paths, strict=True))
+        if self.output_layers:
+            outputs = self.memory.outputs
+            assert outputs is not None
+            nothing = np.empty((0, len(self.output_layers), outputs.width), np.float32)
+            states = [np.concatenate([nothing, *row.memory.states])[path] for row, path in rows]
+            self.hidden_states = [torch.from_numpy(row_states) for row_states in states]
         with self.memory.lock:
-            for row, path in zip(self.rows, paths, strict=True):
+            for row, path in rows:
                 row.memory.commit(path)
 
     def _copy(self, row: Row) -> Sequences:

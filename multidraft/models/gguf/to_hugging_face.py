@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 ONLY = "which only llama.cpp reads; decode with the file itself"
+OUTPUT = "output.weight"
 STALE = 3600  # seconds; the work takes some ten
 FAMILIES = ("llama", "qwen2", "qwen3")
 SETTINGS = {  # what a file says of its family, and what transformers calls it
@@ -109,6 +111,19 @@ def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
 
 def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Tensor]]:
     """Configuration and weights of a GGUF file, named as transformers does; raises AdviceError where that cannot be."""
+    config, tensors = described(path, dtype)
+    return config, weights(tensors, config, dtype)
+
+
+def shared_weights(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", Tensor, Tensor]:
+    """Configuration, embedding and output layer, which a draft head shares; raises AdviceError as `read` does."""
+    config, tensors = described(path, dtype)
+    embedding = numbers(tensors["token_embd.weight"]).to(dtype)
+    return config, embedding, numbers(tensors[OUTPUT]).to(dtype) if OUTPUT in tensors else embedding
+
+
+def described(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Any]]:
+    """The configuration of a GGUF file, and its tensors by their names there."""
     package: Any = optional("gguf", "the package gguf", "gguf")
     header.check(path)
     try:
@@ -131,11 +146,18 @@ def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, 
             f"{path.name} lacks tensors of its {settings['num_hidden_layers']} layers; get the file again"
         )
     settings |= {"vocab_size": len(tensors["token_embd.weight"].data), "dtype": dtype}
-    config = configured(family, settings | {"tie_word_embeddings": "output.weight" not in tensors}, path.name)
+    config = configured(family, settings | {"tie_word_embeddings": OUTPUT not in tensors}, path.name)
     if ids := reader.get_field("multidraft.target_ids"):
         config.target_ids = ids.contents()
     config.architectures = [f"{family.capitalize()}ForCausalLM"]
-    return config, weights(tensors, config, dtype)
+    return config, tensors
+
+
+def numbers(tensor: Any) -> Float[Tensor, "*shape"]:
+    """A tensor of any quantisation in float32."""
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
 
 
 def configured(family: str, settings: dict[str, Any], name: str) -> "PretrainedConfig":
@@ -151,7 +173,6 @@ def configured(family: str, settings: dict[str, Any], name: str) -> "PretrainedC
 def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dtype) -> dict[str, Tensor]:
     """The numbers of tensors of any quantisation, by the names of transformers."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-    from gguf.quants import dequantize
     from transformers import AutoModelForCausalLM
 
     family = next(key for key, name in MODEL_ARCH_NAMES.items() if name == config.model_type)
@@ -163,12 +184,12 @@ def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dt
         raise AdviceError(f"the GGUF file describes no model: {reason(error)}; get it again") from None
     ours = {names.get_name(name, (".weight", ".bias")): name for name in state_dict}
     if config.tie_word_embeddings:
-        del ours["output.weight"]
+        del ours[OUTPUT]
     for name in tensors.keys() ^ ours.keys():
         raise AdviceError(f"a GGUF file {'has' if name in tensors else 'lacks'} a tensor {name!r}, {ONLY}")
     weights = {}
     for its, name in ours.items():
-        weight = torch.from_numpy(dequantize(tensors[its].data, tensors[its].tensor_type).copy())
+        weight = numbers(tensors[its])
         if weight.shape != state_dict[name].shape:
             raise AdviceError(
                 f"{its} of the GGUF file is {tuple(weight.shape)}, not {tuple(state_dict[name].shape)}, {ONLY}"

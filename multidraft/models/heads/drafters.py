@@ -3,7 +3,7 @@
 import re
 from abc import abstractmethod
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError, shown
 from multidraft.models.compat import windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
-from multidraft.models.huggingface import NO_HIDDEN_STATES, CausalLM
+from multidraft.models.heads.target import target_of
+from multidraft.models.int8 import Int8Layer
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.loading import reason
 from multidraft.models.passes import packed
@@ -27,6 +27,7 @@ from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, c
 Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
 Mask = Float[Tensor, "rows 1 block slots"]
+MAX_UNFUSED = 32  # passes of the target whose states wait to be fused
 NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["config.json", "*.safetensors", "pytorch_model*.bin"]
@@ -38,6 +39,7 @@ class Observed:
     """What a head holds of a row: the target's states that it has observed, and how far it has used them."""
 
     states: Float[Tensor, "_ width"]  # the last ones that were observed, and are not used up
+    unfused: list[Float[Tensor, "_ widths"]] = field(default_factory=list)  # those behind them, as they were observed
     count: int = 1  # tokens that may be read: the state before them was observed; nothing is before the first
     settled: int = 0  # kept tokens that are done with; those behind them are read again, beside the target's states
     first: int = 0  # pending tokens that are read beside states of the target, the root the last of them
@@ -45,7 +47,7 @@ class Observed:
     @property
     def used(self) -> int:
         """Tokens before which the state is used up."""
-        return self.count - len(self.states)
+        return self.count - len(self.states) - sum(map(len, self.unfused))
 
 
 def waiting(row: Row) -> list[int]:
@@ -115,19 +117,28 @@ class Head(Reader):
     @torch.inference_mode()
     def observe(self, states: HiddenStates) -> None:
         self.begin(len(states))
-        counts = [len(row_states) for row_states in states]
-        if any(counts):
-            with packed(self.module):
-                new = self.module.fuse(torch.cat(states).to(self.device, self.dtype).flatten(1)[None])[0]
-            for row, fused in zip(self.rows, new.split(counts), strict=True):
-                observed = row.memory
-                observed.states, observed.count = torch.cat([observed.states, fused]), observed.count + len(fused)
+        for row, new in zip(self.rows, states, strict=True):
+            observed = row.memory
+            observed.unfused, observed.count = [*observed.unfused, new.flatten(1)], observed.count + len(new)
+        if any(len(row.memory.unfused) > MAX_UNFUSED for row in self.rows):
+            self.fuse()
+
+    def fuse(self) -> None:
+        """Make one state of those of several layers; while no drafts are asked for, that is put off."""
+        new = [torch.cat(row.memory.unfused) for row in self.rows if row.memory.unfused]
+        if not new:
+            return
+        with packed(self.module, Int8Layer):
+            fused = self.module.fuse(torch.cat(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
+        for observed, part in zip((row.memory for row in self.rows if row.memory.unfused), fused, strict=True):
+            observed.states, observed.unfused = torch.cat([observed.states, part]), []
 
     @torch.inference_mode()
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Logits:
+        self.fuse()
         are_first = [begin_tree(row, len(new)) for row, new in zip(self.rows, tokens, strict=True)]
         counts = [count_scored(scored, len(new)) for new in tokens]
-        with packed(self.module):
+        with packed(self.module, Int8Layer):
             self.read_tree(are_first, any(counts))
             if not any(counts):
                 columns = self.module.settings.drafted
@@ -176,10 +187,11 @@ class Head(Reader):
 
     @torch.inference_mode()
     def _fork(self, fork: "Head", row: int, length: int) -> None:
+        self.fuse()
         fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
         states = old.states[: max(length - old.used, 0)]
-        fork.rows[0].memory = Observed(states, length, min(length, old.settled))
+        fork.rows[0].memory = Observed(states, count=length, settled=min(length, old.settled))
 
 
 class EagleDrafter(Head):
@@ -311,9 +323,9 @@ def drafter(module: Any) -> Head:
     return DRAFTERS[module.settings.kind](module)
 
 
-def check_runs(reader: Head, target: PreTrainedModel, name: str) -> None:
+def check_runs(reader: Head, name: str) -> None:
     """Raise unless a head reads two tokens beside a state of ones to logits that are numbers."""
-    states = torch.ones(1, len(reader.hidden_layers), target.config.get_text_config(decoder=True).hidden_size)
+    states = torch.ones(1, len(reader.hidden_layers), reader.module.settings.target_width)
     try:
         reader.observe([states])
         logits = reader.forward([[0, 0]], [[-1, 0]])
@@ -342,19 +354,18 @@ def folder_of(name: str) -> Path:
 def head(name: str, target: Any) -> Head:
     """The draft head that a name such as `eagle3:FOLDER`, `dflash:FOLDER` or `medusa:FOLDER` stands for.
 
-    In place of FOLDER a hub name may stand, such as owner/head. It drafts for this target alone, a Hugging Face model.
+    In place of FOLDER a hub name may stand, such as owner/head. It drafts for this target alone, a Hugging Face model
+    or a GGUF file of a Llama or Qwen.
     `eagle3:smollm2` is the one that is shipped, for SmolLM2. Raises AdviceError where the files are of no head, of one
     of another kind, or of one for another target; it says what differs.
     """
     match = NAMED.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise AdviceError(f"{shown(name)} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
-    target = target.model if isinstance(target, CausalLM) else target
-    if not isinstance(target, PreTrainedModel):
-        raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(target).__name__}"))
-    module: Any = load_head(folder_of(match[2]), target)
+    parts = target_of(target)  # which is refused before anything is fetched
+    module: Any = load_head(folder_of(match[2]), parts)
     kind = module.settings.kind
     if kind != match[1]:
         raise AdviceError(f"{match[2]!r} holds a head of kind {kind}, not {match[1]}; write {kind}:{match[2]}")
-    check_runs(drafter(module).new(8), target, match[2])
+    check_runs(drafter(module).new(8), match[2])
     return drafter(module)

@@ -3,19 +3,17 @@
 from collections.abc import KeysView
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
 from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored
-from multidraft.models.compat import home
 from multidraft.models.heads import MODULES, Body, Head, Settings
 from multidraft.models.heads.configuration import AGAIN, NEEDS, read_settings
+from multidraft.models.heads.target import Target, target_of
 from multidraft.models.loading import reason
 
 Weights = dict[str, Stored]
@@ -23,15 +21,15 @@ DROPPED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # weights 
 EMBEDDING, OUTPUT, OFFSETS, TOKENS = "embed_tokens.weight", "lm_head.weight", "d2t", "token_map"
 
 
-def load_head(folder: Path, target: PreTrainedModel) -> Head:
-    """The head of a folder in the target's dtype, in evaluation mode.
+def load_head(folder: Path, model: object) -> Head:
+    """The head of a folder for a target, on its device, in evaluation mode.
 
     What it has no weights of is the target's: the embedding, and the rows of its head for the tokens that it drafts.
     Raises AdviceError where the files are of no head, not whole, or of a head for another target.
     """
-    name, config = f"the head {str(folder)!r}", target.config.get_text_config(decoder=True)
-    settings, weights = read_settings(folder, config), read_weights(folder)
-    if (ids := drafted_tokens(weights, config.vocab_size, name)) is not None:
+    name, target = f"the head {str(folder)!r}", target_of(model)
+    settings, weights = read_settings(folder, target.config), read_weights(folder)
+    if (ids := drafted_tokens(weights, target.config.vocab_size, name)) is not None:
         settings = replace(settings, drafted=len(ids))
         if settings.is_reduced:
             weights[OFFSETS] = of_tensor(ids - torch.arange(len(ids)))
@@ -107,14 +105,12 @@ def fault_of_tokens(ids: Int[Tensor, " drafted"], size: int) -> str | None:
     return None
 
 
-def of_target(target: PreTrainedModel, weights: Weights, ids: Int[Tensor, " drafted"] | None) -> Weights:
+def of_target(target: Target, weights: Weights, ids: Int[Tensor, " drafted"] | None) -> Weights:
     """The target's own weights in the places where a head may have none, and these lack them."""
-    embedding: Any = target.get_input_embeddings()
-    output: Any = target.get_output_embeddings()
-    shared = {} if embedding is None or EMBEDDING in weights else {EMBEDDING: of_tensor(embedding.weight)}
-    if output is None or OUTPUT in weights:
+    shared = {} if target.embedding is None or EMBEDDING in weights else {EMBEDDING: of_tensor(target.embedding)}
+    if target.output is None or OUTPUT in weights:
         return shared
-    rows = output.weight if ids is None else output.weight[ids.to(output.weight.device)]
+    rows = target.output if ids is None else target.output[ids.to(target.output.device)]
     return shared | {OUTPUT: of_tensor(rows)}
 
 
@@ -130,10 +126,13 @@ def check_weights(head: Head, all_weights: Weights, own_keys: KeysView[str], nam
             raise AdviceError(f"{key} of {name} {fault}; its files belong to another head or target")
 
 
-def fill(head: Head, all_weights: Weights, target: PreTrainedModel, name: str) -> None:
+def fill(head: Head, all_weights: Weights, target: Target, name: str) -> None:
     """Put weights into a head without any, one after the other; raises AdviceError where some are no numbers."""
-    device = home(target)
-    fitted = {key: fitting(key, all_weights[key], target.dtype, device, name) for key in head.state_dict()}
+    device, dtypes = target.device, {EMBEDDING: target.dtype}
+    fitted = {
+        key: fitting(key, all_weights[key], dtypes.get(key, target.head_dtype), device, name)
+        for key in head.state_dict()
+    }
     head.load_state_dict(fitted, assign=True)
     if isinstance(head, Body):
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # type: ignore[arg-type]  # which no file holds

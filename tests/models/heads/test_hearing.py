@@ -101,3 +101,42 @@ def test_members_of_a_mixture_hear_their_own_layers():
 def test_a_target_that_cannot_tell_is_refused():
     with pytest.raises(md.AdviceError, match="does not give"):
         md.generate(NGram(61), Ear(61), [[1, 2]], max_new_tokens=2)
+
+
+@torch.no_grad()
+def test_a_gguf_file_gives_its_layers_outputs():
+    """A prompt of several calls, trees, a row that leaves, and a memory that grows meanwhile; caught if off by one."""
+    from ggufs import ALLOWED, CACHE_TYPE, tiny_file  # skips where no library for GGUF files is installed
+
+    plain, file = tiny_model("llama", num_hidden_layers=4), tiny_file("llama", num_hidden_layers=4)
+    ear, prompts = Ear(61, (3, 1)), [list(range(1, 46)), [9, 2], [7]]
+    md.generate(
+        md.GGUF(file, CACHE_TYPE),
+        ear,
+        prompts,
+        tree="2x2x1",
+        max_new_tokens=12,
+        generator=torch.Generator().manual_seed(1),
+    )
+    heard = max(ear.all, key=lambda reader: sum(map(len, reader.heard)))
+    assert max(differences(plain, heard)) < ALLOWED
+    heard.hidden_layers = (2, 1)
+    assert max(differences(plain, heard)) > 10 * ALLOWED
+
+
+@pytest.mark.parametrize("layers", [(0, 1), (1, 4)])
+def test_a_gguf_file_gives_neither_embeddings_nor_what_its_last_norm_does(layers: tuple[int, int]):
+    from ggufs import tiny_file
+
+    model = md.GGUF(tiny_file("llama", num_hidden_layers=4))
+    with pytest.raises(md.AdviceError, match=r"gives the hidden states 1 to 3 of this model, not all of \[\d, \d\]"):
+        md.generate(model, Ear(61, layers), [[3]], tree="1", max_new_tokens=2)
+
+
+def test_states_that_did_not_come_are_missed():
+    from ggufs import CACHE_TYPE, tiny_file
+
+    model = md.GGUF(tiny_file("llama", num_hidden_layers=4), CACHE_TYPE).with_hidden_states((1, 3))
+    model.memory.outputs.layers[1, 0] = 7  # a layer that the model has not
+    with pytest.raises(RuntimeError, match=r"of the hidden states, \[384, 0\] of \[384, 384\] bytes have come"):
+        model.new(8).forward([[1, 2, 3]], [[-1, 0, 1]])

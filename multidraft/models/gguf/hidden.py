@@ -1,0 +1,89 @@
+"""Hidden states of a model that llama.cpp reads: what its layers put out, copied while a pass is computed.
+
+llama.cpp asks a callback of every tensor of a pass whether it is needed, computes up to those that are, and hands these
+over. Layer i's output is named `l_out-i`, and is the state i + 1 of transformers. A pass has hundreds of tensors, so
+that the callback is compiled.
+"""
+
+import ctypes
+import inspect
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numba import carray, cfunc, types
+
+from multidraft.verification.loops import compiled
+
+PREFIX, ZERO, NINE = np.frombuffer(b"l_out-", np.uint8), 48, 57  # in ASCII
+MAX_NAME = 64  # bytes of a tensor's
+TEXT, SIZE = ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t
+FLOAT_BYTES = 4
+LAYER, ADDRESS, DONE, ROOM = FIELDS = range(4)  # what the callback knows of a layer: its number, bytes of its buffer
+
+
+class LayerOutputs:
+    """The outputs of some layers for all tokens that are read; `states` are numbered as in transformers."""
+
+    def __init__(self, symbols: ctypes.CDLL, states: Sequence[int], width: int):
+        self.states, self.width = tuple(states), width
+        self.table = np.zeros(1 + len(FIELDS) * len(states), np.int64)
+        self.table[0], self.layers = len(states), self.table[1:].reshape(-1, len(FIELDS))
+        self.layers[:, LAYER] = np.array(states) - 1
+        self.callback = callback_of(symbols)
+        self.begin(0)
+
+    def install(self, settings: Any) -> None:
+        """Let a new context call back."""
+        settings.cb_eval = ctypes.cast(self.callback.address, type(settings.cb_eval))
+        settings.cb_eval_user_data = self.table.ctypes.data
+
+    def begin(self, tokens: int) -> None:
+        """Make room for so many tokens, which are about to be read."""
+        self.buffers = np.empty((len(self.layers), tokens, self.width), np.float32)
+        self.layers[:, ADDRESS] = [buffer.ctypes.data for buffer in self.buffers]
+        self.layers[:, DONE], self.layers[:, ROOM] = 0, tokens * self.width * FLOAT_BYTES
+
+    def read(self, states: Sequence[int]) -> Float[np.ndarray, "tokens layers width"]:
+        """Some states of all tokens that were read; raises RuntimeError where some did not come."""
+        if (self.layers[:, DONE] != self.layers[:, ROOM]).any():
+            done, room = self.layers[:, DONE].tolist(), self.layers[:, ROOM].tolist()
+            raise RuntimeError(f"of the hidden states, {done} of {room} bytes have come")
+        return self.buffers[[self.states.index(state) for state in states]].transpose(1, 0, 2)
+
+
+@compiled
+def layer_of(name):
+    """The number in a name of the form `l_out-12`; -1 for any other."""
+    for place in range(PREFIX.size):
+        if name[place] != PREFIX[place]:
+            return -1
+    number, place = 0, PREFIX.size
+    while ZERO <= name[place] <= NINE:
+        number, place = 10 * number + (name[place] - ZERO), place + 1
+    return number if name[place] == 0 else -1
+
+
+@cache
+def callback_of(symbols: ctypes.CDLL) -> Any:
+    """The compiled callback, which calls these functions of ggml."""
+    name_of = ctypes.CFUNCTYPE(TEXT, SIZE)(("ggml_get_name", symbols))
+    count_of = ctypes.CFUNCTYPE(SIZE, SIZE)(("ggml_nelements", symbols))
+    copy = ctypes.CFUNCTYPE(None, SIZE, SIZE, SIZE, SIZE)(("ggml_backend_tensor_get", symbols))
+
+    def take(tensor, is_question, known):
+        """Whether a layer's output is needed, or else copy it behind what its buffer holds; 1 to go on."""
+        number = layer_of(carray(name_of(tensor), MAX_NAME))
+        table = carray(known, 1 + 4 * carray(known, 1, np.int64)[0], np.int64)
+        for place in range(1, table.size, 4):
+            if table[place + LAYER] == number:
+                size = FLOAT_BYTES * count_of(tensor)
+                if not is_question and table[place + DONE] + size <= table[place + ROOM]:
+                    copy(tensor, table[place + ADDRESS] + table[place + DONE], 0, size)
+                    table[place + DONE] += size
+                return 1
+        return 0 if is_question else 1
+
+    return cfunc(types.uint8(types.size_t, types.uint8, types.voidptr))(inspect.unwrap(take))

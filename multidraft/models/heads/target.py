@@ -1,0 +1,46 @@
+"""What a head has to know of its target: its sizes, and the weights that heads without their own take over."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from multidraft.errors import AdviceError
+from multidraft.models import compat
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.gguf.to_hugging_face import shared_weights
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.reader import NO_HIDDEN_STATES
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model that gives hidden states; on a CPU its heads compute in float32, whatever it does."""
+
+    config: PretrainedConfig
+    embedding: Float[Tensor, "vocabulary width"] | None
+    output: Float[Tensor, "vocabulary width"] | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def head_dtype(self) -> torch.dtype:
+        """The dtype of a head's weights, but for the embedding, which they share."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+
+def target_of(model: Any) -> Target:
+    """The parts of a target, or these themselves; raises AdviceError where it gives no hidden states."""
+    if isinstance(model, Target):
+        return model
+    if isinstance(model, GGUF):
+        return Target(*shared_weights(model.weights.path, torch.bfloat16), torch.bfloat16, torch.device("cpu"))
+    model = model.model if isinstance(model, CausalLM) else model
+    if not isinstance(model, PreTrainedModel):
+        raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(model).__name__}"))
+    layers = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, output = (getattr(layer, "weight", None) for layer in layers)
+    return Target(compat.text_config(model), embedding, output, model.dtype, compat.home(model))
