@@ -194,7 +194,7 @@ class LookupThenModel(DrafterGroup):
         return self.mixed(copied, asked) if asked and not self.lookup_only else copied
 
     def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
-        """The laws at scored tokens, of which some are asked of the other drafter."""
+        """The laws at scored tokens, of which some are asked of the other drafter; on its device."""
         rows, places, _ = zip(*asked, strict=True)
         self.catch_up({row: self.rows[row].memory.unread - MAX_CHUNK_TOKENS for row in rows})
         ends = [self.rows[row].memory.unread + node + 1 for row, _, node in asked]
@@ -205,6 +205,7 @@ class LookupThenModel(DrafterGroup):
         [(logits, ids)] = by_drafter(self.other, answer)
         lines = [-1 if at_end else len(new[row][0]) - 1 - last[row] + end for row, end in zip(rows, ends, strict=True)]
         dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
+        copied = Scores(*(part.to(self.device, non_blocking=True) for part in copied))
         scores = Scores(logits[rows, lines].to(self.device, dtype), ids[rows, lines].to(self.device))
         weighted = scaled(scores, 1 - copied.logits[rows, places].exp().sum(-1))
         shape = (*copied.ids.shape[:2], weighted.ids.shape[-1])
