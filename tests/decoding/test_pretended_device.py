@@ -49,9 +49,7 @@ def there(module: Any) -> Any:
 
 def generated(target: Any, draft: Any, **settings: Any) -> list[list[int]]:
     """The new tokens of three prompts."""
-    settings = (
-        dict(max_new_tokens=7, tree="2x1", eos_token_id=[], generator=torch.Generator().manual_seed(5)) | settings
-    )
+    fixed = dict(max_new_tokens=7, tree="2x1", eos_token_id=[], generator=torch.Generator().manual_seed(5))
     return [row.tolist() for row in md.generate(target, draft, PROMPTS, **fixed | settings)[0]]
 
 

@@ -73,10 +73,10 @@ def wait(reason: str) -> None:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """The innermost line of multidraft, else of whoever called."""
+    """The innermost line of multidraft, those aside that only copy; without one, `elsewhere`."""
     while frame is not None:
         _, inside, path = frame.f_code.co_filename.rpartition("/multidraft/")
-        if inside:
+        if inside and path != "transfer.py":
             return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
