@@ -18,7 +18,7 @@ from multidraft.decoding.walks import MAX_PARTIAL_SHARE, MIN_PROBABILITY, MIN_SH
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import pick
 from multidraft.verification.law import Law
-from multidraft.verification.laws import Iid, Top, WithoutReplacement
+from multidraft.verification.laws import Greedy, Iid, Top, WithoutReplacement
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import BELOW_ONE
 from multidraft.verification.rules import naive
@@ -36,6 +36,8 @@ LAWS_OF_RULES: dict[Any, tuple[type[Law], ...]] = {
     naive: (WithoutReplacement, Iid, Top),
 }
 
+SINGLE_DRAWS = (WithoutReplacement, Iid, Greedy)  # which draw a single draft from q itself
+
 
 def is_batched(scheme: Scheme, walk: object, siblings: Sequence[int]) -> bool:
     """Whether trees with at most so many siblings, by depth, are verified without a wait.
@@ -43,11 +45,11 @@ def is_batched(scheme: Scheme, walk: object, siblings: Sequence[int]) -> bool:
     With the walk `commit` these are recursive rejection and `naive`; `deferred`, and every rule that couples a single
     draft with the target, take chains.
     """
-    is_chain = max(siblings, default=0) <= 1
+    is_chain = all(most <= 1 for most in siblings)
     if scheme.law.draft_probability < 1 or not (walk == "commit" or (walk == "deferred" and is_chain)):
         return False
     is_rule = isinstance(scheme.law, LAWS_OF_RULES.get(scheme.entry.rule, ()))
-    return is_rule or (is_chain and scheme.with_drafts(1).is_coupling)
+    return is_rule or (is_chain and scheme.entry.coupling and isinstance(scheme.law, SINGLE_DRAWS))
 
 
 def verify_batched(

@@ -1,5 +1,9 @@
 """`verify_batched`: the tokens of `verify_tree` for the same numbers, in one graph, without a wait."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from pretended import counted_waits, device
@@ -7,6 +11,7 @@ from test_verify_tree import tables_of
 from torch import Tensor
 
 import multidraft as md
+from multidraft.engines import sglang
 from multidraft.engines.batched import is_batched, verify_batched
 from multidraft.transfer import upload
 
@@ -99,6 +104,41 @@ def test_it_never_waits(name: str, walk: str, siblings: tuple[int, ...]) -> None
     assert all(
         a.cpu().equal(b) for a, b in zip(answer, ordinary(name, walk, arguments, 1 + len(siblings)), strict=True)
     )
+
+
+def check_graphs() -> None:
+    """Compile every case whole, without breaks, and compare."""
+    for name, walk, siblings in CASES:
+        arguments, scheme = random_trees(name, siblings, 5, 1), md.scheme(name)
+        torch._dynamo.reset()
+        answer = torch.compile(verify_batched, fullgraph=True, backend="eager")(
+            *arguments, scheme=scheme, walk=walk, siblings=siblings
+        )
+        assert all(a.equal(b) for a, b in zip(answer, ordinary(name, walk, arguments, 1 + len(siblings)), strict=True))
+
+
+def test_each_is_one_graph() -> None:
+    """In a process of its own: what checks hints here cannot be compiled."""
+    code = "from test_batched import check_graphs; check_graphs(); print('whole')"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "whole\n", done.stderr[-2000:]
+
+
+def test_verify_tree_takes_it_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, walk, siblings = CASES[0]
+    arguments = random_trees(name, siblings, 5, 1)
+    calls = list[int]()
+    monkeypatch.setattr(sglang, "verify_batched", lambda *a, **k: calls.append(1) or verify_batched(*a, **k))
+    there = [upload(part, device()) for part in arguments]
+    answer = ordinary(name, walk, there, 1 + len(siblings))
+    assert calls == [1]
+    assert all(
+        a.cpu().equal(b) for a, b in zip(answer, ordinary(name, walk, arguments, 1 + len(siblings)), strict=True)
+    )
+    assert calls == [1]
+    with pytest.raises(md.AdviceError, match="give the depth of the trees"):
+        ordinary(name, walk, there, 1)
 
 
 def test_what_it_takes() -> None:
