@@ -150,3 +150,13 @@ def test_what_it_takes() -> None:
     assert not is_batched(md.scheme("iid:lorenz"), "commit", tree)
     with pytest.raises(md.AdviceError, match="needs verify_tree"):
         verify_batched(*random_trees(recursive.name, tree, 1, 0), scheme=recursive, walk="deferred", siblings=tree)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "walk", "siblings"), CASES)
+def test_a_gpu_says_the_same(name: str, walk: str, siblings: tuple[int, ...]) -> None:
+    arguments = random_trees(name, siblings, 25, 1)
+    there = [part if part is None else part.cuda() for part in arguments]
+    answer = verify_batched(*there, scheme=md.scheme(name), walk=walk, siblings=siblings)
+    here = ordinary(name, walk, arguments, 1 + len(siblings))
+    assert all(a.cpu().equal(b) for a, b in zip(answer, here, strict=True))
