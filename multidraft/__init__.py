@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multidraft.auditing import audit
-    from multidraft.decoding.sglang import verify_tree
     from multidraft.decoding.tree import Tree
+    from multidraft.engines.sglang import verify_tree
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
     from multidraft.judging.judgement import judge
@@ -49,7 +49,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "register": "verification.registry",
     "scheme": "verification.registry",
     "schemes": "verification.registry",
-    "verify_tree": "decoding.sglang",
+    "verify_tree": "engines.sglang",
 }
 
 

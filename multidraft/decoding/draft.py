@@ -18,6 +18,7 @@ from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.base import MAX_CHUNK_TOKENS, Scores, answers
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import RowFault
+from multidraft.transfer import take
 from multidraft.verification.law import Law
 
 MAX_SUPPORT_TOKENS: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_distributions`
@@ -127,7 +128,7 @@ def values_at(
     """The values in these columns of these rows; a view where that is all of them."""
     if len(rows) == values.shape[0] * values.shape[1]:
         return values.flatten(0, 1)
-    return values[rows, columns]
+    return take(values, rows, columns)
 
 
 def merge_distributions(distributions: Sequence[DraftDistribution]) -> DraftDistribution:

@@ -19,6 +19,7 @@ from multidraft.decoding.verify import CoinFlip, Decision, Visit, compress_targe
 from multidraft.decoding.walks import WalkResult
 from multidraft.sampling.from_logits import log_distributions
 from multidraft.sampling.gate import RowFault
+from multidraft.transfer import download, upload
 from multidraft.verification.laws import optimum
 from multidraft.verification.scheme import Scheme
 
@@ -141,7 +142,8 @@ def lookup_logprobs(scored: Scored, row: int, path: list[int], tokens: list[int]
 
 def top_logprobs(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:
     """Every token's logarithm in its line, and the largest of the line."""
-    chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
     best = logs.topk(min(top, logs.shape[-1]), -1)
-    pairs = [tuple(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    return [Logprob(*pair) for pair in zip(chosen, pairs, strict=True)]
+    own_logs = logs.gather(-1, upload(tokens, logs.device)[:, None])[:, 0]
+    chosen, ids, values = download(own_logs, best.indices, best.values)
+    pairs = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [Logprob(*pair) for pair in zip(chosen.tolist(), pairs, strict=True)]

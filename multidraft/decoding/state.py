@@ -17,6 +17,7 @@ from multidraft.models.reader import Reader
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
+from multidraft.transfer import take, upload
 from multidraft.verification.scheme import Scheme
 
 RANDOM_BLOCK_NUMBERS = 64  # random numbers that are made at once: one by one they cost far more
@@ -150,8 +151,9 @@ def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int,
     if all(rows[row].prefix is None for row, _ in places):
         return None
     paths = [[trees[row].tokens[node] for node in trees[row].path(node)] for row, node in places]
-    pairs = zip((rows[row].prefix for row, _ in places), paths, strict=True)
-    return [prefix if prefix is None else torch.cat([prefix, prefix.new_tensor(path)]) for prefix, path in pairs]
+    prefixes = [rows[row].prefix for row, _ in places]
+    pairs = zip(prefixes, paths, strict=True)
+    return [None if p is None else torch.cat([p, upload(path, p.device, p.dtype)]) for p, path in pairs]
 
 
 class Scored:
@@ -162,6 +164,12 @@ class Scored:
         self.known: dict[tuple[int, int], Float[Tensor, " vocabulary"]] = {}
         self.faults: dict[int, RowFault] = {}
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the logits are where the walks run."""
+        given = [self.logits, *(row.root_logits for row in self.rows)]
+        return all(logits is None or logits.is_cpu for logits in given)
+
     def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
         """The target's logits at nodes; rows without logits at their roots have taken part in a pass."""
         root_logits, logits = [self.rows[row].root_logits for row, _ in places], self.logits
@@ -169,7 +177,7 @@ class Scored:
             pairs = zip(places, root_logits, strict=True)
             return torch.stack([cast(Tensor, logits)[place] if line is None else line for place, line in pairs])
         rows, nodes = zip(*places, strict=True)
-        return logits[rows[0], nodes[0]][None] if len(rows) == 1 else logits[rows, nodes]
+        return logits[rows[0], nodes[0]][None] if len(rows) == 1 else take(logits, rows, nodes)
 
     def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""

@@ -8,6 +8,7 @@ from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
 from multidraft.models.base import check_logits, pass_hidden_states
+from multidraft.transfer import upload
 
 
 def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
@@ -102,5 +103,6 @@ def next_row(row: Row, tree: TokenTree, path: list[int], last: int, unread: list
     """The row after a step."""
     prefix = row.prefix
     if prefix is not None:
-        prefix = torch.cat([prefix, prefix.new_tensor([*(tree.tokens[node] for node in path[1:]), last])])
+        emitted = [*(tree.tokens[node] for node in path[1:]), last]
+        prefix = torch.cat([prefix, upload(emitted, prefix.device, prefix.dtype)])
     return Row(row.sampling, row.random, last, row.position + len(path), unread, prefix, None, row.num_logprobs)

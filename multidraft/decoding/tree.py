@@ -4,6 +4,7 @@ import math
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,6 +19,15 @@ Path = tuple[int, ...]
 MIN_COMPLETE_MASS = 0.999  # the sum of probabilities from which on nothing is missing
 
 
+class TargetOnSupport(NamedTuple):
+    """What the CPU knows of a distribution on a device: the probabilities of a draft law's ids, and of all others."""
+
+    values: Float[np.ndarray, " support"]
+    others_before: Float[np.ndarray, " support"]  # the sums of the other tokens' probabilities up to each id
+    others: float  # the sum of all of them
+    token: int  # that the row's last number draws from the others alone
+
+
 @dataclass
 class NodeLaw:
     """What the drafts at a node were really drawn from: all other tokens have probability 0.
@@ -29,6 +39,7 @@ class NodeLaw:
     probabilities: Float[np.ndarray, "*drafters support"]  # float64; each line sums to one
     logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
     partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
+    target: TargetOnSupport | None = None  # of the target's distribution at the node, where it was fetched
 
     @cached_property
     def known(self) -> list[float] | None:

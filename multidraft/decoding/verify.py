@@ -17,12 +17,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.draft import stack_distributions
+from multidraft.decoding.fetch import fetch
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import Child, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
 from multidraft.errors import AdviceError
+from multidraft.transfer import upload
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
+from multidraft.verification.precision import BELOW_ONE
 from multidraft.verification.rules.recursive_rejection import left_by_one
 from multidraft.verification.scheme import Scheme
 
@@ -72,8 +75,9 @@ def verify(state: State, config: DecodeConfig, scored: Scored) -> Decision:
             events[row].append(Visit(*queries[row], verdict))
         return answers
 
+    drawn = fetch(scored, numbers)
     walk_results = drive(walks, verdicts)
-    return Decision(walk_results, draw_last_tokens(scored, walk_results, numbers), numbers, events)
+    return Decision(walk_results, draw_last_tokens(scored, walk_results, numbers, drawn), numbers, events)
 
 
 def check_walk(scheme: Scheme, walk: str | Walker) -> None:
@@ -152,13 +156,12 @@ def compress_targets(
     lines = np.zeros((len(node_laws), 1 + max(len(node_law.ids) for node_law in node_laws)))
     for line, target, node_law in zip(lines, targets, node_laws, strict=True):
         on_support = line[: len(node_law.ids)]
-        if target.is_cpu:  # where NumPy's calls cost a fraction
-            values = target.numpy()
-            on_support[:], whole = values[node_law.ids], values.sum(dtype=np.float64)
-        else:
-            on_support[:] = target[torch.from_numpy(node_law.ids).to(target.device)].cpu().numpy()
-            whole = float(target.sum(dtype=torch.float64))
-        line[-1] = max(whole - on_support.sum(), 0.0)
+        if node_law.target is not None:
+            on_support[:], line[-1] = node_law.target.values, node_law.target.others
+        else:  # it is here, or could not be fetched
+            values = target.cpu().numpy()
+            on_support[:] = values[node_law.ids]
+            line[-1] = max(values.sum(dtype=np.float64) - on_support.sum(), 0.0)
     return lines
 
 
@@ -174,7 +177,8 @@ def single_draft_outcome(tree: TokenTree, node: int, weight: float, target: Floa
     """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
     ((token, child),) = tree.children[node].items()
     node_law, place = tree.laws[node], max(tree.places[node])
-    likely, drawn = weight * float(target[token]), float(node_law.probabilities[place])
+    target_prob = target[token] if node_law.target is None else node_law.target.values[place]
+    likely, drawn = weight * float(target_prob), float(node_law.probabilities[place])
     accept = 1.0 if likely >= drawn else likely / drawn
 
     def parts() -> tuple[PlaceValues, PlaceValues]:
@@ -205,31 +209,72 @@ class CompressedResidual(Residual):
         """Its sum."""
         return float(self.target_and_residual[1].sum()) if self.total is None else self.total()
 
+    @property
+    def share(self) -> float:
+        """What is left of the target at all other tokens, as a part of it."""
+        target, residual = self.target_and_residual
+        return residual[-1] / target[-1] if target[-1] > 0 else 0.0
+
+    def draw(self, number: float) -> int:
+        """The token, where what was fetched tells it: one of the draft law's, or one of the others if none is left."""
+        if (known := self.draft.target) is None:
+            return -1
+        order = np.argsort(self.draft.ids)
+        left = self.target_and_residual[1][: len(order)][order]
+        sums = self.share * known.others_before[order] + left.cumsum()  # of the weights of all tokens up to each
+        on_support, total = left.sum(), left.sum() + self.share * known.others
+        if total <= 0 or on_support <= 0:
+            return known.token if total > 0 else -1
+        point = min(number, BELOW_ONE) * total
+        place = int(np.searchsorted(sums, point, side="right"))
+        is_drawn = place < len(sums) and left[place] > 0 and sums[place] - left[place] <= point
+        return int(self.draft.ids[order[place]]) if is_drawn else -1
+
     def token_weights(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token: the others have their share of the target."""
-        target, residual = self.target_and_residual
-        share = residual[-1] / target[-1] if target[-1] > 0 else 0.0
-        weights = np.multiply(self.target.cpu().numpy(), share, dtype=np.float64)
-        weights[self.draft.ids] = residual[: len(self.draft.ids)]
-        return torch.from_numpy(weights)
+        share, residual = self.share, self.target_and_residual[1]
+        ids, left = self.draft.ids, residual[: len(self.draft.ids)]
+        if self.target.is_cpu:  # where NumPy's calls cost a fraction
+            weights = np.multiply(self.target.numpy(), share, dtype=np.float64)
+            weights[ids] = left
+            return torch.from_numpy(weights)
+        device = self.target.device
+        return (self.target.double() * share).index_copy_(0, upload(ids, device), upload(left, device))
 
 
-def draw_last_tokens(scored: Scored, walk_results: list[WalkResult], numbers: list[float]) -> list[int]:
-    """The one more token of every row: from what a rule left, or for a bonus from the target at the leaf."""
-    bonus = {
-        row: walk_result.leaf
-        for row, walk_result in enumerate(walk_results)
-        if walk_result.residual is None and row not in scored.faults
-    }
+def draw_last_tokens(
+    scored: Scored, walk_results: list[WalkResult], numbers: list[float], drawn: dict[tuple[int, int], int]
+) -> list[int]:
+    """The one more token of every row: from what a rule left, or for a bonus from the target at the leaf.
+
+    `drawn` are bonus tokens of nodes, where they were drawn beforehand.
+    """
     last = [-1] * len(walk_results)
-    if bonus:
-        targets = torch.stack(scored.targets(list(bonus.items())))
-        for row, token in zip(bonus, pick_each(targets, [numbers[row] for row in bonus]), strict=True):
-            last[row] = token
+    bonus, recovered = dict[int, int](), dict[int, Residual]()
     for row, walk_result in enumerate(walk_results):
         if walk_result.residual is not None:
-            (token,) = pick_each(walk_result.residual.token_weights()[None], [numbers[row]])
-            if token < 0:  # nothing but rounding is left: the likeliest
-                token = int(scored.targets([(row, walk_result.leaf)])[0].argmax())
-            last[row] = token
+            last[row] = walk_result.residual.draw(numbers[row])
+            recovered |= {row: walk_result.residual} if last[row] < 0 else {}
+        elif (row, walk_result.leaf) in drawn:
+            last[row] = drawn[row, walk_result.leaf]
+        elif row not in scored.faults:
+            bonus[row] = walk_result.leaf
+    weights = dict(zip(bonus, scored.targets(list(bonus.items())), strict=True))
+    weights |= {row: residual.token_weights() for row, residual in recovered.items()}
+    for row, token in draw_by_device(weights, numbers).items():
+        # Where nothing but rounding is left: the likeliest
+        last[row] = token if token >= 0 else int(scored.targets([(row, walk_results[row].leaf)])[0].argmax())
     return last
+
+
+def draw_by_device(weights: dict[int, Float[Tensor, " vocabulary"]], numbers: list[float]) -> dict[int, int]:
+    """The token that each row's number draws; all rows of a device at once, and on CPUs one by one, uncopied."""
+    groups = defaultdict[object, list[int]](list)
+    for row, line in weights.items():
+        groups[row if line.is_cpu else line.device].append(row)
+    drawn = dict[int, int]()
+    for rows in groups.values():
+        lines = [weights[row] for row in rows]
+        stacked = lines[0][None] if len(lines) == 1 else torch.stack([line.double() for line in lines])
+        drawn |= zip(rows, pick_each(stacked, [numbers[row] for row in rows]), strict=True)
+    return drawn

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer
 from multidraft.models.reader import Reader
+from multidraft.transfer import upload
 from multidraft.verification.distributions import described, has_values
 
 # Two vocabularies of one tokenizer may differ by so many tokens, or by this share: families pad to multiples of 64 to
@@ -125,10 +126,12 @@ def are_tokens(ids: Any, vocabulary: int) -> bool:
 
 def by_drafter(model: Any, answer: Answer) -> list[Scores]:
     """The same, with the token of every column."""
-    return [
-        Scores(logits, (torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids).expand_as(logits))
-        for logits, ids in answers(model, answer)
-    ]
+    return [Scores(logits, column_ids(logits, ids).expand_as(logits)) for logits, ids in answers(model, answer)]
+
+
+def column_ids(logits: Tensor, ids: Tensor | None) -> Tensor:
+    """The token of every column, where the logits are."""
+    return torch.arange(logits.shape[-1], device=logits.device) if ids is None else upload(ids, logits.device)
 
 
 class Vocabulary:

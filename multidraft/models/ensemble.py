@@ -21,6 +21,7 @@ from multidraft.models.base import (
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored
+from multidraft.transfer import take, upload
 from multidraft.verification.distributions import described
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
@@ -126,7 +127,7 @@ class Mixture(DrafterGroup):
             laws = torch.stack([spread(member, self.vocabulary) for member in members], 2)
             weights = checked(self.weights(laws), laws).unbind(-1)
         else:
-            weights = tuple(members[0].logits.new_tensor(self.weights))
+            weights = upload(self.weights, members[0].logits.device, members[0].logits.dtype).unbind()
         return merged([scaled(*pair) for pair in zip(members, weights, strict=True)])
 
 
@@ -194,7 +195,7 @@ class LookupThenModel(DrafterGroup):
         return self.mixed(copied, asked) if asked and not self.lookup_only else copied
 
     def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
-        """The laws at scored tokens, of which some are asked of the other drafter."""
+        """The laws at scored tokens, of which some are asked of the other drafter; on its device."""
         rows, places, _ = zip(*asked, strict=True)
         self.catch_up({row: self.rows[row].memory.unread - MAX_CHUNK_TOKENS for row in rows})
         ends = [self.rows[row].memory.unread + node + 1 for row, _, node in asked]
@@ -205,11 +206,13 @@ class LookupThenModel(DrafterGroup):
         [(logits, ids)] = by_drafter(self.other, answer)
         lines = [-1 if at_end else len(new[row][0]) - 1 - last[row] + end for row, end in zip(rows, ends, strict=True)]
         dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
-        scores = Scores(logits[rows, lines].to(self.device, dtype), ids[rows, lines].to(self.device))
-        weighted = scaled(scores, 1 - copied.logits[rows, places].exp().sum(-1))
+        copied = Scores(*(upload(part, self.device) for part in copied))
+        scores = Scores(take(logits, rows, lines).to(self.device, dtype), take(ids, rows, lines).to(self.device))
+        weighted = scaled(scores, 1 - take(copied.logits, rows, places).exp().sum(-1))
         shape = (*copied.ids.shape[:2], weighted.ids.shape[-1])
         law = Scores(weighted.logits.new_full(shape, -torch.inf), weighted.ids.new_zeros(shape))
-        law.logits[rows, places], law.ids[rows, places] = weighted
+        places_of_law = upload([rows, places], self.device).unbind()
+        law.logits[places_of_law], law.ids[places_of_law] = weighted
         return merged([copied, law])
 
     def catch_up(self, missing: dict[int, int]) -> None:

@@ -30,6 +30,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from multidraft.transfer import upload
+
 try:
     from transformers.cache_utils import LinearAttentionLayer
 except ImportError:  # an old version, whose nets are read otherwise
@@ -134,7 +136,7 @@ class DeltaLayer(LinearAttentionLayer):
         if self.pending is None or self.kept is None or self.inputs is None:
             return
         keys, changes, decays, sums = self.pending
-        marks = marked[:, None].to(decays.device)
+        marks = upload(marked[:, None], decays.device)
         ends = (decays * marks).sum(-1)
         weights = (ends[..., None] - sums).masked_fill(~marks, -torch.inf).exp().float()
         state = ends.exp().float()[..., None, None] * self.kept.state + (keys * weights[..., None]).mT @ changes

@@ -18,6 +18,7 @@ from multidraft.models.passes import grouped, packed
 from multidraft.models.reader import NO_HIDDEN_STATES, Lists, Reader, Scored
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
+from multidraft.transfer import take, upload
 
 Model = PreTrainedModel | Reader
 # Of a pass whose tokens are all scored, although only the last one is asked for: a compiled step scores all.
@@ -95,7 +96,7 @@ class CausalLM(Reader):
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
-        inputs = inputs.to(self.device, non_blocking=True)
+        inputs = upload(inputs, self.device)
         scores = self.read(inputs[0], inputs[1], scored == "all" or width <= MAX_SCORED_TOKENS)
         if self.ids is not None:
             scores = scores[..., : self.tokens.columns]
@@ -150,8 +151,8 @@ class CausalLM(Reader):
             shape = len(paths), 0, len(self.output_layers), self.width
             empty = torch.empty(shape, dtype=self.dtype, device=self.device)
             states = torch.cat(self.pending_states, 1) if self.pending_states else empty
-            rows = zip(states, pending, paths, strict=True)
-            self.hidden_states = [row_states[[row.slots[node] for node in path]] for row_states, row, path in rows]
+            slots = [[row.slots[node] for node in path] for row, path in zip(pending, paths, strict=True)]
+            self.hidden_states = [take(*row) for row in zip(states, slots, strict=True)]
             self.pending_states = []
 
     @torch.inference_mode()

@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.models.gated_delta import Nets
 from multidraft.models.reader import Lists
+from multidraft.transfer import upload
 
 MAX_BLOCK_LAYERS = 8  # more would gain little, and leave more unused where layers differ in shape
 
@@ -74,10 +75,10 @@ class Block:
             if tensor.device.type == "cpu" or len(source) == 1:  # several times faster than the general way below
                 for buffers, old, new in zip(tensor.unbind(1), source, destination.tolist(), strict=False):
                     if old.tolist() != new:
-                        buffers[:, :, new[0] : new[-1] + 1] = buffers.index_select(2, old.to(tensor.device))
+                        buffers[:, :, new[0] : new[-1] + 1] = buffers.index_select(2, upload(old, tensor.device))
             else:
                 rows = torch.arange(len(source), device=tensor.device)[:, None]
-                source, destination = source.to(tensor.device), destination.to(tensor.device)
+                source, destination = upload(source, tensor.device), upload(destination, tensor.device)
                 tensor[:, rows, :, destination] = tensor[:, rows, :, source]
 
     def move_rows(self, moved: list[tuple[int, int]], end: int) -> None:
@@ -272,13 +273,13 @@ class TreeCache:
         Never a boolean mask: eager attention would add it to the scores, silently. In a layer with a window a token
         sees only so many last positions, its own included.
         """
-        visible, lowest = self.visible().to(device, non_blocking=True), torch.finfo(dtype).min
+        visible, lowest = upload(self.visible(), device), torch.finfo(dtype).min
         self.nets.seen = visible
         rows, new, width = visible.shape
         full = torch.zeros(rows, 1, new, self.base + width, dtype=dtype, device=device)
         full[..., self.base :].masked_fill_(~visible[:, None], lowest)
         if self.holes is not None:
-            self.holes = self.holes.to(device)
+            self.holes = upload(self.holes, device)
             full[..., : self.base].masked_fill_(self.holes[:, None, None], lowest)
         return {kind: self.windowed(full, window) if window else full for kind, window in windows.items()}
 
@@ -288,7 +289,7 @@ class TreeCache:
             return mask
         kept = torch.arange(self.base).expand(len(mask), -1)
         distance = self.positions[-1][..., None] - torch.cat([kept, *self.positions], 1)[:, None]
-        return mask.masked_fill((distance >= window).to(mask.device)[:, None], torch.finfo(mask.dtype).min)
+        return mask.masked_fill(upload(distance >= window, mask.device)[:, None], torch.finfo(mask.dtype).min)
 
     def commit(self, chosen: Lists) -> None:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""

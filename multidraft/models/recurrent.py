@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from multidraft.models import compat
 from multidraft.models.passes import packed
 from multidraft.models.reader import ROOT, Lists, Reader, Row, Scored, count_scored
+from multidraft.transfer import upload
 
 State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
 States = dict[int, State]  # of a row, by node, where they are held
@@ -111,7 +112,7 @@ class Paths(Reader):
 
     def read_together(self, group: list[Reading]) -> dict[tuple[int, int], Float[Tensor, " vocabulary"]]:
         """One pass over paths that are equally long, and follow what was remembered after one and the same pass."""
-        tokens = torch.tensor([reading.tokens for reading in group], device=self.device)
+        tokens = upload([reading.tokens for reading in group], self.device)
         positions = group[0].first + torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
         places = torch.tensor([reading.place for reading in group])
         before = None if group[0].memory is None else gathered(group[0].memory, places)
@@ -161,7 +162,7 @@ def let_go_of_others(states: list[State], rows: list[int]) -> None:
 def gathered(memory: Any, rows: Int[Tensor, " rows"]) -> Any:
     """A copy of these rows of what a model remembers, whatever it is made of; rows are a tensor's first dimension."""
     if isinstance(memory, Tensor):
-        return memory.index_select(0, rows.to(memory.device)) if memory.dim() else memory
+        return memory.index_select(0, upload(rows, memory.device)) if memory.dim() else memory
     if isinstance(memory, list | tuple):
         return type(memory)(gathered(part, rows) for part in memory)
     if isinstance(memory, dict):

@@ -15,6 +15,7 @@ from multidraft.sampling.from_logits import distributions, lines_by_settings
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, checked
 from multidraft.sampling.settings import Sampling
+from multidraft.transfer import download, take, upload
 from multidraft.verification.loops import compiled, lines
 
 DRAFT = "the draft model"
@@ -62,6 +63,8 @@ def draft_distributions(
     [DraftDistribution(ids=array([1, 2]), probabilities=array([0.5, 0.5]))]
     """
     logits = logits if ids is not None else logits[:, :vocabulary]
+    if ids is not None and ids.ndim > 1:  # columns are few
+        logits, ids = download(logits, ids)
     count = logits.shape[0]
     per_line, faults = [PLACEHOLDER] * count, Faults()
     if ids is not None and ids.ndim > 1:
@@ -70,7 +73,7 @@ def draft_distributions(
     for sampling, lines_of_group in groups.items():
         group_ids = ids if ids is None or ids.ndim == 1 else ids[lines_of_group]
         group_prefixes = prefixes and [prefixes[line] for line in lines_of_group]
-        group_logits = logits if len(lines_of_group) == count else logits[lines_of_group]
+        group_logits = logits if len(lines_of_group) == count else take(logits, lines_of_group)
         group = distributions_of_group(group_logits, sampling, group_prefixes, drafts, group_ids, vocabulary, support)
         for line, distribution in zip(lines_of_group, group, strict=True):
             if not len(distribution.ids):
@@ -83,7 +86,7 @@ def draft_distributions(
 
 def faults_of_ids(logits: Columns, ids: Int[Tensor, "lines columns"], vocabulary: int) -> Faults:
     """The faults of lines that score a token twice, or one that the target lacks; columns of -inf do not count."""
-    scored, tokens = (logits > -torch.inf).cpu().numpy(), ids.cpu().numpy()  # NumPy's calls are much cheaper
+    scored, tokens = (logits > -torch.inf).numpy(), ids.numpy()  # NumPy's calls are much cheaper
     is_outside = scored & ((tokens < 0) | (tokens >= vocabulary))
     ordered = np.sort(np.where(scored, tokens, -1 - np.arange(tokens.shape[-1])), -1)
     is_repeat = ordered[:, 1:] == ordered[:, :-1]
@@ -114,8 +117,8 @@ def distributions_of_group(
     max_columns = min(drafts if greedy else sampling.top_k or size, support, size)
     top_p = sampling.top_p if not greedy and sampling.top_p is not None and sampling.top_p < 1 else None
     whole_weights = total_weights(logits, sampling.temperature) if top_p and sampling.top_k is None else None
-    if not logits.is_cpu and max_columns < size:
-        logits, ids = columns_from_device(logits, ids, max_columns)
+    if not logits.is_cpu:
+        logits, ids, whole_weights = from_device(logits, ids, max_columns, whole_weights)
     if greedy and max_columns == 1:
         weighted = argmax_columns(logits)
     elif greedy:
@@ -123,19 +126,26 @@ def distributions_of_group(
     else:
         weighted = likeliest(logits, float(sampling.temperature), max_columns, MAX_TAIL if is_large else 0.0)
         if top_p is not None:
-            weighted = nucleus(weighted, top_p, whole_weights)
+            weighted = nucleus(weighted, top_p, None if whole_weights is None else whole_weights.tolist())
     if ids is None:
         return [distribution_of(*pair) for pair in weighted]
     tables = ids.cpu().numpy()
     return [distribution_of(*pair, tables if ids.ndim == 1 else tables[line]) for line, pair in enumerate(weighted)]
 
 
-def columns_from_device(
-    logits: Columns, ids: Ids, count: int
-) -> tuple[Float[Tensor, "lines k"], Int[Tensor, "lines k"]]:
-    """The `count` most likely columns in ascending order, so that a GPU copies only these to the CPU."""
-    columns = logits.topk(count, -1).indices.sort(-1).values
-    return logits.gather(-1, columns), columns if ids is None else ids.expand(logits.shape).gather(-1, columns)
+def from_device(
+    logits: Columns, ids: Ids, count: int, whole_weights: Float[Tensor, " lines"] | None
+) -> tuple[Float[Tensor, "lines k"], Int[Tensor, "*lines k"] | None, Float[Tensor, " lines"] | None]:
+    """The `count` most likely columns in ascending order, their ids and the weights: all of it in one copy."""
+    weights = logits.new_empty(0) if whole_weights is None else whole_weights
+    columns, is_cut = logits.new_empty(0, dtype=torch.int64), count < logits.shape[-1]
+    if is_cut:
+        columns = logits.topk(count, -1).indices.sort(-1).values
+        logits = logits.gather(-1, columns)
+    logits, columns, weights = download(logits, columns, weights)
+    if is_cut:
+        ids = columns if ids is None else ids.cpu()[columns]
+    return logits, ids, None if whole_weights is None else weights
 
 
 def distribution_of(columns: Places, weights: Weights, ids: IdTable = None) -> DraftDistribution:
@@ -144,10 +154,10 @@ def distribution_of(columns: Places, weights: Weights, ids: IdTable = None) -> D
     return DraftDistribution(columns if ids is None else ids[columns], probabilities)
 
 
-def total_weights(logits: Columns, temperature: float | int) -> list[float]:
+def total_weights(logits: Columns, temperature: float | int) -> Float[Tensor, " lines"]:
     """Every line's sum of weights over all its columns, where the largest weight is 1."""
     largest = logits.amax(-1, keepdim=True)
-    return ((logits - largest) / temperature).exp().sum(-1, dtype=torch.float64).tolist()
+    return ((logits - largest) / temperature).exp().sum(-1, dtype=torch.float64)
 
 
 def nucleus(weighted: WeightedColumns, top_p: float | int, whole_weights: list[float] | None) -> WeightedColumns:
@@ -187,12 +197,15 @@ def scatter_to_vocabulary(logits: Columns, ids: Ids, vocabulary: int) -> Lines:
     """Scores for the whole vocabulary, as processors expect them; minus infinity for tokens without a column."""
     if ids is None:
         return torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[-1]), value=-torch.inf)
-    scores, tokens = logits.new_full((len(logits), vocabulary), -torch.inf), ids.expand(logits.shape)
+    scores = logits.new_full((len(logits), vocabulary), -torch.inf)
+    tokens = upload(ids, logits.device).expand(logits.shape)
     return scores.scatter_reduce_(-1, tokens.clamp(0, vocabulary - 1), logits, "amax")  # -inf columns may have any id
 
 
 def process(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Sampling]:
     """The processed scores and the settings still to apply; a processor is skipped if it leaves no distribution."""
+    device = next((prefix.device for prefix in prefixes or () if prefix is not None), logits.device)
+    logits = upload(logits, device)  # where processors have their tensors: drafters may be elsewhere
     logits = keep_valid(upcast(logits), *checked(sampling.before, logits, prefixes))
     if sampling.after is None or sampling.temperature == 0:
         return logits, replace(sampling, before=None, after=None)
@@ -205,7 +218,8 @@ def process(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tup
 def keep_valid(before: Lines, after: Lines, faults: Faults) -> Lines:
     """The lines after processing, or before it where processing failed."""
     is_valid = after.amax(-1).isfinite()
-    is_valid[[*faults]] = False
+    if faults:
+        is_valid[[*faults]] = False
     return torch.where(is_valid[:, None], after, before)
 
 

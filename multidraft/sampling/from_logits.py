@@ -10,11 +10,22 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import Faults, Lines, distribution_error, not_finite, softmax, upcast
+from multidraft.sampling.gate import (
+    Faults,
+    Lines,
+    distribution_error,
+    not_finite,
+    softmax,
+    softmax_and_largest,
+    upcast,
+)
 from multidraft.sampling.processors import Prefixes, blamed, checked
 from multidraft.sampling.settings import Sampling
+from multidraft.transfer import take, upload
 from multidraft.verification.distributions import normalise
 from multidraft.verification.precision import Rows
 
@@ -47,13 +58,69 @@ def distributions(
     """Every line's `distribution`, and the lines that have none, whose values are undefined."""
     logits = upcast(logits)
     if temperature == 0:
-        best = logits.argmax(-1, keepdim=True)
-        return torch.zeros_like(logits).scatter_(-1, best, 1.0), not_finite(logits.gather(-1, best))
-    if top_k is not None and top_k < logits.shape[-1]:
-        threshold = logits.topk(top_k, -1).values[..., -1:]
-        logits = logits.masked_fill(logits < threshold, -torch.inf)
-    probs, bad_lines = softmax(logits, temperature)
+        probs, largest = one_hot(logits)
+        return probs, not_finite(largest)
+    probs, bad_lines = softmax(most_likely_logits(logits, top_k), temperature)
     return nucleus(probs, top_p) if top_p is not None and top_p < 1 else probs, bad_lines
+
+
+def one_hot(logits: Lines) -> tuple[Lines, Float[Tensor, "lines 1"]]:
+    """All probability on every line's largest score, and that score."""
+    best = logits.argmax(-1, keepdim=True)
+    return torch.zeros_like(logits).scatter_(-1, best, 1.0), logits.gather(-1, best)
+
+
+def most_likely_logits(logits: Lines, top_k: int | None) -> Lines:
+    """The `top_k` largest scores of every line, and those equal to the last; the others are minus infinity."""
+    if top_k is None or top_k >= logits.shape[-1]:
+        return logits
+    return logits.masked_fill(logits < logits.topk(top_k, -1).values[..., -1:], -torch.inf)
+
+
+def can_be_pending(sampling: Sampling) -> bool:
+    """Whether `pending_distributions` takes these settings: without processors."""
+    return sampling.before is None and sampling.after is None
+
+
+def pending_distributions(logits: Lines, settings: Sequence[Sampling]) -> tuple[Lines, Bool[Tensor, " lines"]]:
+    """`target_distributions`, and which lines are settled; all on the logits' device, where the CPU does not wait.
+
+    A line is not settled if it makes no distribution, or if its nucleus has more than TOP_P_HEAD tokens.
+    """
+    groups = lines_by_settings(settings)
+    if len(groups) == 1:
+        return pending_group(logits, settings[0])
+    probs, is_settled = torch.empty_like(upcast(logits)), logits.new_empty(len(logits), dtype=torch.bool)
+    for sampling, lines in groups.items():
+        places = upload(lines, logits.device)
+        probs[places], is_settled[places] = pending_group(logits[places], sampling)
+    return probs, is_settled
+
+
+def pending_group(logits: Lines, sampling: Sampling) -> tuple[Lines, Bool[Tensor, " lines"]]:
+    """`pending_distributions` of lines with the same settings."""
+    logits, top_p = upcast(logits), sampling.top_p
+    if sampling.temperature == 0:
+        probs, largest = one_hot(logits)
+        return probs, largest[:, 0].isfinite()
+    probs, largest = softmax_and_largest(most_likely_logits(logits, sampling.top_k), float(sampling.temperature))
+    is_finite = largest[:, 0].isfinite()
+    if top_p is None or top_p >= 1:
+        return probs, is_finite
+    probs, is_whole = nucleus_of_head(probs, top_p)
+    return probs, is_finite & is_whole
+
+
+def nucleus_of_head(probs: Lines, top_p: float) -> tuple[Lines, Bool[Tensor, " lines"]]:
+    """`nucleus` of lines that have it among their TOP_P_HEAD likeliest tokens, and which these are."""
+    head = probs.topk(min(TOP_P_HEAD, probs.shape[-1]), -1).values
+    sums = head.cumsum(-1, dtype=torch.float64)
+    count = ((sums - head) < top_p).sum(-1, keepdim=True).clamp(min=1)
+    threshold = head.gather(-1, count - 1)
+    weights = probs * (probs >= threshold)
+    surplus, is_tied = weights.count_nonzero(-1)[:, None] - count, probs == threshold
+    weights.masked_fill_(is_tied & (is_tied.cumsum(-1) <= surplus), 0.0)
+    return normalise(weights), (sums[:, -1] >= top_p) | (head.shape[-1] == probs.shape[-1])
 
 
 def nucleus(probs: Lines, top_p: float) -> Lines:
@@ -92,7 +159,9 @@ def target_distributions(
         return distributions_of(logits, settings[0], prefixes)
     probs, faults = torch.empty_like(upcast(logits)), Faults()
     for sampling, lines in groups.items():
-        probs[lines], faulty = distributions_of(logits[lines], sampling, prefixes and [prefixes[i] for i in lines])
+        group_prefixes = prefixes and [prefixes[i] for i in lines]
+        group_probs, faulty = distributions_of(take(logits, lines), sampling, group_prefixes)
+        probs[upload(lines, probs.device)] = group_probs
         faults |= {lines[line]: fault for line, fault in faulty.items()}
     return probs, faults
 
@@ -126,5 +195,6 @@ def distributions_of(logits: Lines, sampling: Sampling, prefixes: Prefixes | Non
     scores, faults_after = checked(sampling.after, probs.log(), prefixes)
     filtered_probs, bad_lines = softmax(scores)
     faults_after |= blamed(sampling.after, TARGET, probs.log(), prefixes, {*bad_lines} - {*faults_after})
-    filtered_probs[[*faults, *faults_after]] = 1 / probs.shape[-1]
+    if faults or faults_after:
+        filtered_probs[[*faults, *faults_after]] = 1 / probs.shape[-1]
     return filtered_probs, faults_after | faults

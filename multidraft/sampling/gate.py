@@ -102,10 +102,16 @@ def softmax_loops(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
 @paired(softmax_loops, lambda scores, _: scores.dtype == torch.float32)
 def softmax_lines(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
     """`softmax` by tensor operations."""
+    weights, largest = softmax_and_largest(scores, temperature)
+    return weights, not_finite(largest)
+
+
+def softmax_and_largest(scores: Lines, temperature: float) -> tuple[Lines, Float[Tensor, "lines 1"]]:
+    """Every line's softmax and largest score, at which nobody has looked."""
     largest = scores.amax(-1, keepdim=True)
     weights = ((scores - largest) / temperature).exp_()
     weights /= weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
-    return weights, not_finite(largest)
+    return weights, largest
 
 
 @compiled

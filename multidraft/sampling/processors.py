@@ -14,6 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from multidraft.errors import AdviceError, shown_error
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, shape_error, upcast
 from multidraft.sampling.grammar import Grammar, PathMasks
+from multidraft.transfer import take, upload
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
@@ -113,7 +114,7 @@ class Processors:
 
     def run(self, logits: Lines, some: list[int], prefixes: Prefixes | None) -> Float[Tensor, "some vocabulary"]:
         """Some lines, processed; raises RowFault."""
-        scores: Tensor = upcast(logits[some])  # a copy, because a processor may write into what it is given
+        scores: Tensor = upcast(take(logits, some))  # a copy, because a processor may write into what it is given
         sequences = self.sequences(prefixes, some)
         for processor in self.listed:
             scores = answer(processor, sequences, scores)
@@ -137,7 +138,7 @@ def checked(processors: Processors | None, logits: Lines, prefixes: Prefixes | N
         groups[0 if prefix is None else len(prefix)].append(line)
     for together in groups.values():
         try:
-            scores[together] = processors.run(logits, together, prefixes)
+            scores[upload(together, scores.device)] = processors.run(logits, together, prefixes)
         except RowFault:
             for line in together:
                 try:

@@ -177,7 +177,7 @@ class Nothing(Residual):
 def test_the_likeliest_token_is_emitted_where_nothing_but_rounding_is_left():
     row = Row(Sampling(), Randomness(torch.Generator()), 0, 0)
     scored = Scored([row], [TokenTree([0])], torch.tensor([[[0.0, 1.0]]]))
-    assert draw_last_tokens(scored, [WalkResult([], Nothing())], [0.5]) == [1]
+    assert draw_last_tokens(scored, [WalkResult([], Nothing())], [0.5], {}) == [1]
 
 
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():

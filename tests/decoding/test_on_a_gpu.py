@@ -2,31 +2,19 @@
 
 import pytest
 import torch
-from multidraft_research.studies.acceptance import random_pairs
+from device_checks import FAST_SCHEMES, check_draws_and_rules
 
 import multidraft as md
 from multidraft.models.compiled import captured
-from multidraft.verification.registry import entries
 from multidraft.zoo import load_pair
 
 pytestmark = pytest.mark.gpu
-FAST = [
-    name for name, entry in entries().items() if not entry.small and not md.scheme(name).law.per_draft_distributions
-]
 
 
 @pytest.mark.parametrize("vocabulary", [7, 5000])
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", FAST_SCHEMES)
 def test_draws_and_rules(name: str, vocabulary: int) -> None:
-    pairs, scheme = random_pairs(3, vocabulary, 0), md.scheme(name)
-    target, draft = pairs.target.double().softmax(-1), pairs.draft.double().softmax(-1)
-    uniform = torch.rand(3, scheme.law.num_uniforms, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    drafted, there = scheme.law.draw(draft, uniform), scheme.law.draw(draft.cuda(), uniform.cuda())
-    assert there.tolist() == drafted.tolist()
-    ours, theirs = scheme.verify(target, draft, drafted), scheme.verify(target.cuda(), draft.cuda(), there)
-    assert torch.allclose(theirs.accept.cpu(), ours.accept, rtol=0, atol=1e-12)
-    assert torch.allclose(theirs.residual.cpu(), ours.residual, rtol=0, atol=1e-12)
-    assert torch.allclose(theirs.residual_mass.cpu(), ours.residual_mass, rtol=0, atol=1e-12)
+    check_draws_and_rules(name, vocabulary, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("tree", ["1x1x1", "2x1x1x1", "4x2x2x1"])

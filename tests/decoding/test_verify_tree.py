@@ -12,9 +12,9 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.auditing.enumeration import Law, Script, add, first_tokens, largest_difference, target_law
-from multidraft.decoding.sglang import Batch, Coins, last_token_weights, read_trees
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker, deferred
+from multidraft.engines.sglang import Batch, Coins, last_token_weights, read_trees
 from multidraft.models.table import random_table
 from multidraft.verification.scheme import Scheme
 

@@ -23,6 +23,7 @@ from multidraft.models.kv_cache import TreeCache
 from multidraft.models.loading import reason
 from multidraft.models.passes import packed
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
+from multidraft.transfer import take, upload
 
 Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
@@ -92,6 +93,7 @@ class Head(Reader):
         self.capacity, settings = capacity, module.settings
         self.hidden_layers = settings.layers
         self.vocabulary, self.ids = settings.layer.vocab_size, module.ids
+        self.ids = self.ids if self.ids is None else self.ids.cpu()  # where columns become tokens
         self.windows = windows(settings.layer)
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -148,7 +150,8 @@ class Head(Reader):
             rows = [[self.place(index, token) for token in tokens] for index, tokens in enumerate(asked)]
             places = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
             assert self.outputs is not None
-            return self.logits(self.outputs[torch.arange(len(places))[:, None], places])
+            rows_of_outputs = torch.arange(len(places), device=self.outputs.device)[:, None]
+            return self.logits(self.outputs[rows_of_outputs, upload(places, self.outputs.device)])
 
     @abstractmethod
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
@@ -204,8 +207,8 @@ class EagleDrafter(Head):
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
         while any(row.tokens and len(self.slots(i)) < len(row.tokens) + shift(row) for i, row in enumerate(self.rows)):
             new = [self.readable(index) for index in range(len(self.rows))]
-            positions = self.cache.append([above for _, above, _ in new], False).to(self.device)
-            tokens = pad_sequence([tokens for tokens, _, _ in new], batch_first=True).to(self.device)
+            positions = upload(self.cache.append([above for _, above, _ in new], False), self.device)
+            tokens = upload(pad_sequence([tokens for tokens, _, _ in new], batch_first=True), self.device)
             states = pad_sequence([beside for _, _, beside in new], batch_first=True)
             masks = self.cache.masks(self.windows, self.dtype, self.device)
             outputs = self.module(tokens, states, positions, masks, self.cache.cache)
@@ -226,7 +229,7 @@ class EagleDrafter(Head):
         start = len(slots) - behind if row.tokens else 0
         end = next((i for i, above in enumerate(row.parents) if i >= start and above >= start), len(row.tokens))
         above = [parent + behind for parent in row.parents[start:end]]
-        beside = states[:0] if self.outputs is None else self.outputs[index, [slots[place] for place in above]]
+        beside = states[:0] if self.outputs is None else take(self.outputs[index], [slots[place] for place in above])
         return torch.tensor(row.tokens[start:end], dtype=torch.int64), above, beside
 
     def place(self, index: int, token: int) -> int:
@@ -256,7 +259,7 @@ class Marginal(Head):
         if scores and any(are_first):
             pairs = zip(self.rows, are_first, strict=True)
             laws = self.draft([row.tokens[row.memory.first - 1] if first else None for row, first in pairs])
-            news = torch.tensor(are_first, device=self.device)[:, None, None]
+            news = upload(are_first, self.device)[:, None, None]
             self.outputs = laws if self.outputs is None else torch.where(news, laws, self.outputs)
 
     def place(self, index: int, token: int) -> int:
@@ -276,8 +279,8 @@ class BlockDrafter(Marginal):
     def draft(self, roots: list[int | None]) -> Laws:
         self.remember()
         chain = list(range(-1, self.module.settings.block - 1))
-        positions = self.cache.append([[] if root is None else chain for root in roots], False).to(self.device)
-        block = self.module.block(torch.tensor([root or 0 for root in roots], device=self.device))
+        positions = upload(self.cache.append([[] if root is None else chain for root in roots], False), self.device)
+        block = self.module.block(upload([root or 0 for root in roots], self.device))
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         masks = {kind: self.around(mask, self.windows[kind]) for kind, mask in masks.items()}
         logits = self.module.logits(self.module(block, positions, masks, self.cache.cache))
@@ -288,7 +291,7 @@ class BlockDrafter(Marginal):
         """Take in the states observed since the last time; what stands before a text's first token is nothing."""
         states = [row.memory.states[row.memory.used == 0 :] for row in self.rows]
         if any(map(len, states)):
-            positions = self.cache.append([list(range(-1, len(new) - 1)) for new in states], False).to(self.device)
+            positions = upload(self.cache.append([list(range(-1, len(new) - 1)) for new in states], False), self.device)
             self.module.remember(pad_sequence(states, batch_first=True), positions, self.cache.cache)
             self.cache.commit([list(range(len(new))) for new in states])
         for row in self.rows:

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from multidraft.decoding.verify import accept_masses, check_walk
 from multidraft.decoding.walks import Coin, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
+from multidraft.engines.batched import is_batched, verify_batched
 from multidraft.errors import AdviceError, is_integer, shown
+from multidraft.transfer import upload
 from multidraft.verification.distributions import check_distribution, described, has_values, pick_each, uniform
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import BELOW_ONE
@@ -53,7 +55,8 @@ def verify_tree(
     "without_replacement:recursive_rejection" unless said otherwise, and "top:naive" without `draft_probs`, which is
     exact for the likeliest tokens. How many children a node has may depend on distributions, not on the tokens drawn
     at it. Numbers in [0, 1) are taken from `uniform_samples`, or else from `generator`. Raises AdviceError for tables
-    that are no tree, for what is no distribution, and for drafts that their law cannot have drawn.
+    that are no tree, for what is no distribution, and for drafts that their law cannot have drawn. On a device that is
+    not the CPU, what `engines.batched` takes is verified by it: then distributions and drafts are not looked at.
 
     >>> table = lambda *values: torch.tensor([values])
     >>> p, q = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), torch.tensor([[[0.5, 0.5]]])
@@ -70,6 +73,15 @@ def verify_tree(
         uniform(shape, generator, device) if numbers is None else check_uniforms(numbers, "uniform_samples", *shape)
     )
     final = uniform(shape[:1], generator, device) if final is None else check_uniforms(final, LAST_UNIFORMS, shape[0])
+    siblings = siblings_by_depth(trees)
+    if not target_probs.is_cpu and is_batched(chosen, walk, siblings):
+        depth = check_depth(num_speculative_tokens, 1 + len(siblings))
+        here: list[Any] = [
+            part if part is None else upload(part, device)
+            for part in (*tables, target_probs, draft_probs, numbers, final)
+        ]
+        settings: dict[str, Any] = dict(scheme=chosen, walk=walk, siblings=siblings, num_speculative_tokens=depth)
+        return verify_batched(*here, **settings)
     walk_results = Batch(trees, target_probs, draft_probs, chosen).walk_trees(
         walk, [Coins(row) for row in numbers.tolist()]
     )
@@ -229,6 +241,17 @@ def children_of(first: list[int], sibling: list[int]) -> list[list[int]]:
     return children
 
 
+def siblings_by_depth(trees: list[Table]) -> tuple[int, ...]:
+    """The largest number of children of any node at each depth, of all rows."""
+    most, levels = list[int](), [[0] for _ in trees]
+    while any(levels):
+        counts = [len(tree.children[node]) for tree, level in zip(trees, levels, strict=True) for node in level]
+        most.append(max(counts))
+        pairs = zip(trees, levels, strict=True)
+        levels = [[child for node in level for child in tree.children[node]] for tree, level in pairs]
+    return tuple(most[:-1])
+
+
 def resolve_scheme(name: str | Scheme | None, draft: Tensor | None) -> Scheme:
     """The scheme; raises where the children of a node do not tell all that its law has drawn."""
     chosen = scheme_named(name or ("top:naive" if draft is None else "without_replacement:recursive_rejection"))
@@ -250,15 +273,21 @@ def last_token_weights(
     return target[walk_result.leaf].double()
 
 
-def answer_tensors(trees: list[Table], walk_results: list[WalkResult], last: list[int], depth: int | None) -> Verified:
-    """The paths and the last tokens as tensors."""
-    longest = 1 + max(len(walk_result.path) for walk_result in walk_results)
+def check_depth(depth: int | None, longest: int) -> int:
+    """The nodes of a path that the answer has room for; raises where that is no number, or too small."""
     if depth is not None and (not is_integer(depth) or depth > MAX_DEPTH):
         raise AdviceError(f"num_speculative_tokens is {shown(depth)}; give a whole number, at most {MAX_DEPTH}")
     if depth is not None and depth < longest:
         raise AdviceError(f"{longest} nodes do not fit num_speculative_tokens={depth}; give the depth of the trees")
+    return longest if depth is None else depth
+
+
+def answer_tensors(trees: list[Table], walk_results: list[WalkResult], last: list[int], depth: int | None) -> Verified:
+    """The paths and the last tokens as tensors."""
+    longest = 1 + max(len(walk_result.path) for walk_result in walk_results)
+    depth = check_depth(depth, longest)
     predicts = torch.zeros(sum(len(tree.tokens) for tree in trees), dtype=torch.int32)
-    accepted = torch.full((len(trees), depth or longest), -1, dtype=torch.int32)
+    accepted = torch.full((len(trees), depth), -1, dtype=torch.int32)
     for row, (tree, walk_result) in enumerate(zip(trees, walk_results, strict=True)):
         places = torch.tensor([tree.places[node] for node in (0, *walk_result.path)])
         predicts[places] = torch.tensor(

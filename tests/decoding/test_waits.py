@@ -1,0 +1,145 @@
+"""How often a step makes the CPU wait for a device: once a level that a model drafts, and once for the verdict.
+
+docs/step.md has the table of these counts.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoded import start
+from pretended import counted_waits, device
+from test_pretended_device import DRAFTERS, there
+from tiny import tiny_model
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+import multidraft as md
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
+from multidraft.decoding.tree import Tree
+from multidraft.sampling.from_logits import (
+    TOP_P_HEAD,
+    nucleus,
+    nucleus_of_head,
+    pending_distributions,
+    target_distributions,
+)
+from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.settings import Sampling
+from multidraft.transfer import download, take, upload
+
+STEPS = 10
+PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4, 5, 6]]
+
+
+def waits_of_steps(drafter: str, tree: str, settings: dict[str, Any], **options: Any) -> list[int]:
+    """The number of waits in each of some steps of two rows."""
+    sampling = settings.pop("sampling", None) or Sampling(**settings)
+    num_logprobs = options.pop("num_logprobs", None)
+    scheme = md.scheme(options.pop("scheme", "anchored:lorenz"))
+    config = DecodeConfig(scheme, StaticTree(Tree.parse(tree)), **{"measure": 0} | options)
+    target, draft, counts = there(tiny_model("llama")), DRAFTERS[drafter](there), list[int]()
+    generator = torch.Generator().manual_seed(1)
+    with torch.inference_mode():
+        state = start(PROMPTS, target, draft, config, [sampling] * 2, 60, generator, num_logprobs=num_logprobs)
+        for _ in range(1 + STEPS):
+            with counted_waits() as waits:
+                state, _ = step(state, config)
+            counts.append(waits.total())
+    return counts[1:]  # the first one reads what the prompts have left
+
+
+CASES: dict[str, tuple[int, int, str, str, dict[str, Any], dict[str, Any]]] = {  # least and most waits of a step
+    "no drafts": (1, 1, "none", "1", {}, {}),
+    "one level": (2, 2, "model", "3", {}, {}),
+    "two levels": (3, 3, "model", "2x1", {}, {}),
+    "three levels": (4, 4, "model", "1x1x1", {}, {}),
+    "committed": (3, 3, "model", "2x1", {}, {"walk": "commit"}),
+    "measured": (3, 3, "model", "2x1", {}, {"measure": 1}),
+    "greedy": (3, 3, "model", "2x1", {"temperature": 0}, {}),
+    "top-p": (3, 4, "model", "2x1", {"top_p": 0.8}, {}),
+    "top-k": (3, 4, "model", "2x1", {"top_k": 8}, {}),
+    "without replacement": (3, 3, "model", "3x2", {}, {"scheme": "without_replacement:recursive_rejection"}),
+    "a head": (3, 3, "head eagle3", "2x1", {}, {}),
+    "a head of a part of the vocabulary": (3, 4, "head eagle3 reduced, two layers", "2x1", {}, {}),
+    "a head that drafts all at once": (3, 3, "head dflash", "2x1", {}, {}),
+    "another head": (3, 3, "head medusa", "2x1", {}, {}),
+    "n-gram": (1, 2, "n-gram", "2x1", {}, {}),
+    "look-up, then model": (1, 4, "look-up, then model", "2x1", {}, {}),
+    "log-probabilities": (7, 7, "model", "2x1", {}, {"num_logprobs": 2}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_waits_of_a_step(name: str) -> None:
+    least, most, drafter, tree, settings, options = CASES[name]
+    counts = waits_of_steps(drafter, tree, dict(settings), **options)
+    assert min(counts) >= least
+    assert max(counts) <= most
+
+
+def test_more_rows_and_nodes_are_no_more_waits() -> None:
+    assert waits_of_steps("model", "4x3", {}) == waits_of_steps("model", "1x1", {})
+
+
+def test_a_processor_waits_where_a_walk_comes() -> None:
+    """It is called with each node's sequence; what it returns is looked at, and not fetched."""
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
+    counts = waits_of_steps("model", "2x1", {"sampling": sampling_from(processors, greedy=False)})
+    assert 3 < max(counts) <= 20
+
+
+LINES = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+LINES[1] = LINES[1].round()  # equal ones
+LINES[2], LINES[3, 4] = -torch.inf, torch.nan
+SETTINGS = [Sampling(), Sampling(0), Sampling(0.7, top_k=5), Sampling(top_p=0.6), Sampling(1.3, top_k=9, top_p=0.5)]
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+def test_pending_distributions_are_the_targets(sampling: Sampling) -> None:
+    probs, is_settled = pending_distributions(LINES, [sampling] * len(LINES))
+    expected, faults = target_distributions(LINES, [sampling] * len(LINES))
+    assert is_settled.tolist() == [line not in faults for line in range(len(LINES))] == [True, True, False, False, True]
+    assert torch.allclose(probs[is_settled], expected[is_settled], rtol=1e-6, atol=1e-7)
+
+
+def test_pending_distributions_of_rows_with_different_settings() -> None:
+    probs, is_settled = pending_distributions(LINES, SETTINGS)
+    expected, _ = target_distributions(LINES, SETTINGS)
+    assert torch.allclose(probs[is_settled], expected[is_settled], rtol=1e-6, atol=1e-7)
+
+
+def test_a_nucleus_beyond_the_head_is_not_settled() -> None:
+    flat = torch.full((1, 3 * TOP_P_HEAD), 1 / (3 * TOP_P_HEAD))
+    assert nucleus_of_head(flat, 0.9)[1].tolist() == [False]
+    probs, is_whole = nucleus_of_head(flat, 0.3)
+    assert is_whole.tolist() == [True]
+    assert torch.equal(probs, nucleus(flat, 0.3))
+
+
+def test_what_is_downloaded_at_once_is_what_was_there() -> None:
+    tensors = [torch.arange(3), torch.rand(2, 5), torch.rand(3).double(), torch.tensor([True]), torch.rand(0)]
+    away = [upload(tensor, device()) for tensor in tensors]
+    with counted_waits() as waits:
+        copies = download(*away[:2], tensors[0], *away[2:])
+    assert waits.total() == 1
+    assert copies[2] is tensors[0]
+    expected = [*tensors[:2], tensors[0], *tensors[2:]]
+    assert all(a.dtype == b.dtype and a.equal(b) for a, b in zip(copies, expected, strict=True))
+
+
+def test_places_are_taken_without_a_wait() -> None:
+    values = torch.rand(3, 4)
+    with counted_waits() as waits:
+        taken = take(upload(values, device()), [2, 0], [1, 3])
+    assert not waits
+    assert np.array_equal(taken.cpu().numpy(), values[[2, 0], [1, 3]].numpy())
+
+
+def test_a_mutant_that_asks_a_node_more_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multidraft.decoding import verify
+
+    monkeypatch.setattr(verify, "fetch", lambda *_: {})
+    assert min(waits_of_steps("model", "2x1", {})) > 3

@@ -1,0 +1,24 @@
+"""What must hold on every device, a GPU or a pretended one."""
+
+import torch
+from multidraft_research.studies.acceptance import random_pairs
+
+import multidraft as md
+from multidraft.verification.registry import entries
+
+FAST_SCHEMES = [
+    name for name, entry in entries().items() if not entry.small and not md.scheme(name).law.per_draft_distributions
+]
+
+
+def check_draws_and_rules(name: str, vocabulary: int, device: torch.device) -> None:
+    """A scheme draws on the device what it draws on the CPU, and its rule says the same of it."""
+    pairs, scheme = random_pairs(3, vocabulary, 0), md.scheme(name)
+    target, draft = pairs.target.double().softmax(-1), pairs.draft.double().softmax(-1)
+    uniform = torch.rand(3, scheme.law.num_uniforms, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drafted, there = scheme.law.draw(draft, uniform), scheme.law.draw(draft.to(device), uniform.to(device))
+    assert there.tolist() == drafted.tolist()
+    ours, theirs = scheme.verify(target, draft, drafted), scheme.verify(target.to(device), draft.to(device), there)
+    assert torch.allclose(theirs.accept.cpu(), ours.accept, rtol=0, atol=1e-12)
+    assert torch.allclose(theirs.residual.cpu(), ours.residual, rtol=0, atol=1e-12)
+    assert torch.allclose(theirs.residual_mass.cpu(), ours.residual_mass, rtol=0, atol=1e-12)
