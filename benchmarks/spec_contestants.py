@@ -37,7 +37,7 @@ def contestants(
     all_contestants = {
         name: ours(base.target, drafter(target, draft, loader), settings, new_tokens)
         for name, (draft, settings) in OURS.items()
-        if (not only or name in only) and (engine == "transformers" or "eagle3" not in draft)
+        if not only or name in only
     }
     if engine == "transformers":
         assistant = widened(drafter(target, "DRAFT", loader), base.target.config.vocab_size)

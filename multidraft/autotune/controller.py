@@ -18,6 +18,7 @@ from multidraft.autotune.plans import (
     save,
     say_once,
 )
+from multidraft.autotune.rest import Rest
 from multidraft.decoding.policy import Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.models.reader import Cost
@@ -80,6 +81,7 @@ class Auto(Growing):
         self.rows = self.steps = self.steps_without_drafts = 0
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.pause = self.steps_to_probe = FIRST_PAUSE
+        self.rest = Rest() if kind == "lookup" else None
         self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
 
     @property
@@ -135,7 +137,8 @@ class Auto(Growing):
             is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
             is_timing = is_open and plain_steps < MAX_SAMPLES
             is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
-            self.timed_tree = self.without_drafts if is_timing and is_due else None
+            is_resting = self.rest is not None and self.rest.begin()
+            self.timed_tree = self.without_drafts if is_resting or (is_timing and is_due) else None
         elif plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS:  # or nothing can be drafted
             self.timed_tree = self.without_drafts
         else:
@@ -210,6 +213,10 @@ class Auto(Growing):
             fade = math.exp(-1 / MEMORY_STEPS)
             self.tokens = self.tokens * fade + sum(len(emission.tokens) for emission in record.emitted)
             self.seconds = self.seconds * fade + self.costs.seconds(work)
+            if self.rest is not None and self.timed_tree is None:
+                plain_seconds = self.costs.plain * self.profile.share_beside_drafting(self.rows)
+                emitted = sum(len(emission.tokens) for emission in record.emitted)
+                self.rest.observe(emitted, self.rows * self.costs.seconds(work) / plain_seconds)
 
     def finish(self, advise: bool = True) -> None:
         """Write the profile; if drafts have not paid, warn once and say how to do without."""

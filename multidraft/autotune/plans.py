@@ -42,6 +42,7 @@ MAX_PLAN_BYTES = 4 << 20  # of a plan's file
 LOADED: dict[Path, "Profile"] = {}  # the profiles that this process has used, by file
 FORMAT_VERSION = 10
 MIN_STEPS = 3  # steps without drafts, and with drafts, that costs are fitted from
+PLAIN = "0/0"  # steps in which no model drafts, and nothing is drafted
 MAX_SAMPLES = 9  # steps with equal work that are kept
 EXACT_NODES, NODES_PER_BUCKET = 8, 4  # steps are grouped by drafted nodes: exactly up to 8, above in buckets of 4
 MAX_ROWS, MAX_STEPS, MAX_TEMPERATURES = 1024, 4096, 256  # of a plan: numbers of rows, kinds of steps, temperatures
@@ -137,6 +138,14 @@ class Profile:
             costs = fit_costs(self.samples[nearest])
             self.costs_at[rows] = costs if nearest == rows else costs.scaled(rows / nearest)
         return self.costs_at[rows]
+
+    def share_beside_drafting(self, rows: int) -> float:
+        """The part of a step without drafts that is left where nothing is looked up; 1 if no steps were timed."""
+        if not self.known:
+            return 1.0
+        nearest = min(self.known, key=lambda other: abs(np.log(other / rows)))
+        beside = [step.target + step.rest for step in self.samples[nearest].get(PLAIN, [])]
+        return min(float(np.quantile(beside, 0.25)) / self.costs(nearest).plain, 1.0) if beside else 1.0
 
     def at(self, temperature: float | int) -> AcceptanceTracker:
         """The tracker of acceptance at about this temperature."""
