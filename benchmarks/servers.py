@@ -51,7 +51,7 @@ class Server(NamedTuple):
 
 def contestants(options: argparse.Namespace) -> list[Contestant]:
     """All that take part."""
-    pair = [options.target, options.draft]
+    pair, their_target = [options.target, options.draft], options.their_target or options.target
     command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "{port}"]
     command += ["--target", pair[0]]
     ends = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -60,10 +60,11 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
         Contestant(f"{tree}, ours", [*command, "--draft", pair[1], "--tree", tree], ends) for tree in options.tree
     ]
     if options.transformers:
-        theirs = [options.transformers, "serve", options.target, "--continuous-batching", "--port", "{port}"]
+        theirs = [options.transformers, "serve", their_target, "--continuous-batching", "--port", "{port}"]
         all_contestants.append(Contestant("transformers serve", theirs, {}))
     if options.vllm:
-        theirs = [options.vllm, "serve", options.target, "--port", "{port}", "--max-model-len", str(options.context)]
+        theirs = [options.vllm, "serve", their_target, "--port", "{port}", "--max-model-len", str(options.context)]
+        theirs += ["--served-model-name", options.target]
         theirs += ["--gpu-memory-utilization", "0.15"]  # on a CPU: of its memory, which the servers share
         name, drafts = ("draft model", MODEL | {"model": options.draft}) if Path(options.draft).is_dir() else NGRAM
         all_contestants += [Contestant("vllm", theirs, ends)]

@@ -43,7 +43,8 @@ TRANSFORMERS = "transformers"
 ENGINES = TRANSFORMERS, *LIBRARIES
 ENGINE_HELP = (
     f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: the first of the last "
-    f"two that is installed and reads the file; for smollm2 {IK_LLAMA_CPP}."
+    f"two that is installed and reads the file; for smollm2 {IK_LLAMA_CPP}, and to serve it {TRANSFORMERS}, which is "
+    "faster for many."
 )
 TRUST_HELP = "Run code that comes with a model's folder or hub page. It never runs without this."
 BUILT_IN_NAME = re.compile(rf"({'|'.join(BUILT_IN)})(?::(\d+))?")
