@@ -64,9 +64,9 @@ plain_weights, plain_last, plain_commit, plain_lines = (
 )
 
 
-def bonus_from_the_draft(scored, walk_results, numbers):
+def bonus_from_the_draft(scored, walk_results, numbers, drawn):
     """The bonus comes from the draft's law at the last drafting node."""
-    last = plain_last(scored, walk_results, numbers)
+    last = plain_last(scored, walk_results, numbers, drawn)
     for row, result in enumerate(walk_results):
         if result.residual is None and result.path:
             law = scored.trees[row].laws[scored.trees[row].parents[result.leaf]]
