@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, kind_of
 from multidraft.autotune.limits import Limits
+from multidraft.autotune.lookup_pauses import LookupPauses
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
     MIN_STEPS,
@@ -18,7 +19,6 @@ from multidraft.autotune.plans import (
     save,
     say_once,
 )
-from multidraft.autotune.rest import Rest
 from multidraft.decoding.policy import Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.models.reader import Cost
@@ -81,7 +81,8 @@ class Auto(Growing):
         self.rows = self.steps = self.steps_without_drafts = 0
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.pause = self.steps_to_probe = FIRST_PAUSE
-        self.rest = Rest() if kind == "lookup" else None
+        self.lookup_pauses = LookupPauses() if kind == "lookup" else None
+        self.plain_seconds_without_lookup = 0.0  # of a step
         self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
 
     @property
@@ -137,8 +138,8 @@ class Auto(Growing):
             is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
             is_timing = is_open and plain_steps < MAX_SAMPLES
             is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
-            is_resting = self.rest is not None and self.rest.begin()
-            self.timed_tree = self.without_drafts if is_resting or (is_timing and is_due) else None
+            is_pausing = self.lookup_pauses is not None and self.lookup_pauses.begin_step()
+            self.timed_tree = self.without_drafts if is_pausing or (is_timing and is_due) else None
         elif plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS:  # or nothing can be drafted
             self.timed_tree = self.without_drafts
         else:
@@ -154,6 +155,7 @@ class Auto(Growing):
         rates = self.recent.rates(self.prior, DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT)
         self.costs = costs = self.profile.costs(rows) if self.profile.known else DEFAULT_COSTS.scaled(rows)
         self.measured_plain_seconds = costs.seconds(NO_WORK) if self.is_settled(rows) else None
+        self.plain_seconds_without_lookup = costs.plain * self.profile.share_beside_drafting(rows)
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "pass" else CHAINS[:1]
             forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
@@ -210,13 +212,11 @@ class Auto(Growing):
             if self.unsaved_seconds > SAVE_SECONDS:
                 self.finish(advise=False)
         if self.costs:
-            fade = math.exp(-1 / MEMORY_STEPS)
-            self.tokens = self.tokens * fade + sum(len(emission.tokens) for emission in record.emitted)
-            self.seconds = self.seconds * fade + self.costs.seconds(work)
-            if self.rest is not None and self.timed_tree is None:
-                plain_seconds = self.costs.plain * self.profile.share_beside_drafting(self.rows)
-                emitted = sum(len(emission.tokens) for emission in record.emitted)
-                self.rest.observe(emitted, self.rows * self.costs.seconds(work) / plain_seconds)
+            fade, tokens = math.exp(-1 / MEMORY_STEPS), sum(len(emission.tokens) for emission in record.emitted)
+            seconds = self.costs.seconds(work)
+            self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
+            if self.lookup_pauses is not None and self.timed_tree is None:
+                self.lookup_pauses.observe(tokens, self.rows * seconds / self.plain_seconds_without_lookup)
 
     def finish(self, advise: bool = True) -> None:
         """Write the profile; if drafts have not paid, warn once and say how to do without."""

@@ -131,10 +131,14 @@ class Profile:
         power = round(math.log2(rows))
         return sum((seconds for other, seconds in self.spent.items() if round(math.log2(other)) == power), 0.0)
 
+    def nearest_known(self, rows: int) -> int:
+        """The number of rows with timed steps that is nearest to this one."""
+        return min(self.known, key=lambda other: abs(np.log(other / rows)))
+
     def costs(self, rows: int) -> Costs:
         """The costs with any number of rows: as measured, or scaled from the nearest number that was."""
         if rows not in self.costs_at:
-            nearest = min(self.known, key=lambda other: abs(np.log(other / rows)))
+            nearest = self.nearest_known(rows)
             costs = fit_costs(self.samples[nearest])
             self.costs_at[rows] = costs if nearest == rows else costs.scaled(rows / nearest)
         return self.costs_at[rows]
@@ -143,7 +147,7 @@ class Profile:
         """The part of a step without drafts that is left where nothing is looked up; 1 if no steps were timed."""
         if not self.known:
             return 1.0
-        nearest = min(self.known, key=lambda other: abs(np.log(other / rows)))
+        nearest = self.nearest_known(rows)
         beside = [step.target + step.rest for step in self.samples[nearest].get(PLAIN, [])]
         return min(float(np.quantile(beside, 0.25)) / self.costs(nearest).plain, 1.0) if beside else 1.0
 

@@ -5,26 +5,26 @@ import torch
 
 import multidraft as md
 from multidraft.autotune.estimates import Timed
+from multidraft.autotune.lookup_pauses import FIRST_PAUSE, MAX_PAUSE, MIN_TRIED_STEPS, LookupPauses
 from multidraft.autotune.plans import Profile
-from multidraft.autotune.rest import FIRST_PAUSE, MAX_PAUSE, MIN_TRIED_STEPS, Rest
 from multidraft.models.ngram import Lookup
 from multidraft.models.table import TableModel
 
 
 def steps_with_look_ups(tokens: list[float], plain_tokens: float = 1.07) -> list[bool]:
     """Which steps look up, where step i would give so many tokens."""
-    rest, is_looked_up = Rest(), list[bool]()
+    pauses, is_looked_up = LookupPauses(), list[bool]()
     for step_tokens in tokens:
-        is_looked_up.append(not rest.begin())
+        is_looked_up.append(not pauses.begin_step())
         if is_looked_up[-1]:
-            rest.observe(step_tokens, plain_tokens)
+            pauses.observe(step_tokens, plain_tokens)
     return is_looked_up
 
 
 def test_look_ups_that_find_nothing_rest_longer_and_longer():
     is_looked_up = steps_with_look_ups([1.0] * 2000)
     assert all(is_looked_up[:MIN_TRIED_STEPS])
-    assert not any(is_looked_up[MIN_TRIED_STEPS : MIN_TRIED_STEPS + FIRST_PAUSE - 1])
+    assert not any(is_looked_up[MIN_TRIED_STEPS : MIN_TRIED_STEPS + FIRST_PAUSE])
     assert sum(is_looked_up) < 2000 * 0.06
 
 
@@ -47,10 +47,10 @@ def test_what_a_step_takes_without_look_ups():
     assert Profile({}).share_beside_drafting(1) == 1
 
 
-@pytest.mark.parametrize("is_resting", [False, True])
-def test_a_run_whose_look_ups_rest_drafts_nothing(monkeypatch, is_resting: bool):
-    monkeypatch.setattr(Rest, "begin", lambda self: is_resting)
+@pytest.mark.parametrize("is_pausing", [False, True])
+def test_a_run_whose_look_ups_rest_drafts_nothing(monkeypatch, is_pausing: bool):
+    monkeypatch.setattr(LookupPauses, "begin_step", lambda self: is_pausing)
     target, prompt = TableModel(lambda prefix: torch.eye(9)[(prefix[-1] + 1) % 9], 9), [*range(9), *range(9)]
     rows, info = md.generate(target, Lookup(9), [prompt], max_new_tokens=24, tune_budget=0)
     assert rows[0].tolist() == [place % 9 for place in range(24)]
-    assert (info.nodes == 0) == is_resting
+    assert (info.nodes == 0) == is_pausing
