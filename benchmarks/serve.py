@@ -185,6 +185,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default=str(ZOO / "target"), help="a folder or hub name; default: embedded")
+    parser.add_argument("--engine", help="of our server, as for `multidraft serve`")
     parser.add_argument("--their-target", help="for the other servers: a folder, where ours is named smollm2")
     parser.add_argument("--draft", default=str(ZOO / "draft"), help="not a folder: ours alone, vLLM then takes n-grams")
     parser.add_argument("--tree", nargs="+", default=[FIXED_TREE, DEFAULT_TREE], help="our server with each of these")

@@ -51,13 +51,13 @@ class Server(NamedTuple):
 
 def contestants(options: argparse.Namespace) -> list[Contestant]:
     """All that take part."""
-    pair, their_target = [options.target, options.draft], options.their_target or options.target
+    their_target = options.their_target or options.target
     command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "{port}"]
-    command += ["--target", pair[0]]
+    command += ["--target", options.target, *(["--engine", options.engine] if options.engine else [])]
     ends = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     all_contestants = [Contestant("plain, ours", [*command, "--draft", "none"], ends)]
     all_contestants += [
-        Contestant(f"{tree}, ours", [*command, "--draft", pair[1], "--tree", tree], ends) for tree in options.tree
+        Contestant(f"{tree}, ours", [*command, "--draft", options.draft, "--tree", tree], ends) for tree in options.tree
     ]
     if options.transformers:
         theirs = [options.transformers, "serve", their_target, "--continuous-batching", "--port", "{port}"]

@@ -150,9 +150,8 @@ def generate(
         with files.hold(folder, output.wait):
             return decode_in_shards(job, folder, executor_of(run.workers, run.ray), output.as_json)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
-        decode_here(
-            job, source.is_conversation, output, pair_note(target, draft, (models.target, models.draft), engine)
-        )
+        models_note = pair_note(target, draft, (models.target, models.draft), engine)
+        decode_here(job, source.is_conversation, output, models_note)
 
 
 def decode_here(job: Job, is_conversation: bool, output: Output, models_note: str | None) -> None:

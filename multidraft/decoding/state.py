@@ -167,8 +167,8 @@ class Scored:
     @property
     def is_cpu(self) -> bool:
         """Whether the logits are where the walks run."""
-        given = [self.logits, *(row.root_logits for row in self.rows)]
-        return all(logits is None or logits.is_cpu for logits in given)
+        all_logits = [self.logits, *(row.root_logits for row in self.rows)]
+        return all(logits is None or logits.is_cpu for logits in all_logits)
 
     def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
         """The target's logits at nodes; rows without logits at their roots have taken part in a pass."""

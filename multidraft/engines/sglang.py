@@ -76,12 +76,12 @@ def verify_tree(
     siblings = siblings_by_depth(trees)
     if not target_probs.is_cpu and is_batched(chosen, walk, siblings):
         depth = check_depth(num_speculative_tokens, 1 + len(siblings))
-        here: list[Any] = [
+        on_device: list[Any] = [
             part if part is None else upload(part, device)
             for part in (*tables, target_probs, draft_probs, numbers, final)
         ]
         settings: dict[str, Any] = dict(scheme=chosen, walk=walk, siblings=siblings, num_speculative_tokens=depth)
-        return verify_batched(*here, **settings)
+        return verify_batched(*on_device, **settings)
     walk_results = Batch(trees, target_probs, draft_probs, chosen).walk_trees(
         walk, [Coins(row) for row in numbers.tolist()]
     )

@@ -24,11 +24,11 @@ MAX_TOKENS = 8  # at once; for more of them, as in prompts, products of the weig
 class Int8Layer(Layer):
     """A linear layer and a rounded copy of its weight."""
 
-    def pack(self, weight: Float[Tensor, "wide width"]) -> Rounded:
-        """Each row in whole numbers up to the largest."""
+    def pack(self, weight: Float[Tensor, "wide width"]) -> None:
+        """Make the copy: each row in whole numbers up to the largest, and the scales of rows."""
         numbers = weight.float().numpy()
         scales = np.maximum(np.abs(numbers).max(1), np.finfo(np.float32).tiny) / np.float32(LARGEST)
-        return np.rint(numbers / scales[:, None]).astype(np.int8), scales
+        self.packed: Rounded = np.rint(numbers / scales[:, None]).astype(np.int8), scales
 
     def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
         """What the layer gives with the rounded weight, in float32 inside."""

@@ -80,16 +80,15 @@ class Layer:
     def __init__(self, module: nn.Linear, siblings: Mapping[str, nn.Module | None], name: str):
         self.module, self.weight, self.siblings, self.name = module, module.weight, siblings, name
         self.version, self.place = self.weight._version, self.weight.data_ptr()
-        self.packed = self.pack(self.weight.detach())
+        self.pack(self.weight.detach())
 
-    def pack(self, weight: Float[Tensor, "wide width"]) -> Any:
-        """The copy, which is tried once."""
+    def pack(self, weight: Float[Tensor, "wide width"]) -> None:
+        """Make the copy, and try it once."""
         if not torch.backends.mkldnn.is_available():
             raise RuntimeError("this processor has no oneDNN")
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         sample = torch.ones(1, 3, self.module.in_features, dtype=weight.dtype)
         torch.testing.assert_close(self.forward(sample), self.module.forward(sample))
-        return self.packed
 
     def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
         """What the layer gives."""

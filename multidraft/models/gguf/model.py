@@ -71,7 +71,8 @@ class GGUF(Reader):
             )
         reader = self.new(self.capacity)
         reader.output_layers = tuple(layers)
-        self.memory.observe(layers)
+        with self.memory.lock:
+            self.memory.observe(layers)
         return reader
 
     def encode(self, tokens: list[int]) -> list[int]:

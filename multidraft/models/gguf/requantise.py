@@ -1,16 +1,14 @@
 """A GGUF file with its weights in another type, made once and kept: not every type is fast in every library."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from multidraft.errors import AdviceError, optional
-from multidraft.io.files import NEW_PREFIX
+from multidraft.errors import optional
 from multidraft.models.gguf import header
-from multidraft.models.gguf.to_hugging_face import clear, digest
+from multidraft.models.gguf.keeping import kept
 
 FILE_TYPES = {"Q8_0": 7, "Q4_0": 2, "BF16": 32, "F16": 1}  # llama.cpp's numbers for files of these types
 OWN_FIELDS, ARCHITECTURE, FILE_TYPE = "GGUF.", "general.architecture", "general.file_type"  # written anew
@@ -21,20 +19,7 @@ def requantised(path: Path, cache: Path, kind: str) -> Path:
 
     Raises AdviceError where the package gguf is missing, or nothing can be kept.
     """
-    place = cache / "models" / f"{path.stem}-{digest(path)[:16]}-{kind}.gguf"
-    if place.exists():
-        return place
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        clear(place.parent)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=NEW_PREFIX) as new:
-            write(path, Path(new) / place.name, kind)
-            (Path(new) / place.name).rename(place)
-    except OSError as error:
-        raise AdviceError(
-            f"cannot keep a model in {str(place.parent)!r} ({error.strerror or error}); make room there"
-        ) from None
-    return place
+    return kept(path, cache, f"{kind}.gguf", lambda new_path: write(path, new_path, kind))
 
 
 def write(path: Path, new_path: Path, kind: str) -> None:

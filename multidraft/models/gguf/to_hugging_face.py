@@ -4,24 +4,19 @@ A draft model with a part of its target's vocabulary has no tokenizer, but a lis
 `target_ids` in its configuration.
 """
 
-import hashlib
-import shutil
-import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from multidraft.errors import AdviceError, optional
 from multidraft.io.fields import Number, Object, Whole
 from multidraft.io.fields import read as read_fields
-from multidraft.io.files import NEW_PREFIX
 from multidraft.models.gguf import header
+from multidraft.models.gguf.keeping import kept
 from multidraft.models.loading import MAX_SIZES, reason
 
 if TYPE_CHECKING:
@@ -29,7 +24,6 @@ if TYPE_CHECKING:
 
 ONLY = "which only llama.cpp reads; decode with the file itself"
 OUTPUT = "output.weight"
-STALE = 3600  # seconds; the work takes some ten
 FAMILIES = ("llama", "qwen2", "qwen3")
 SETTINGS = {  # what a file says of its family, and what transformers calls it
     "block_count": "num_hidden_layers",
@@ -64,36 +58,7 @@ def folder_of(path: Path, cache: Path, dtype: torch.dtype = torch.bfloat16) -> P
 
     Raises AdviceError where the file is of another family than Llama, Qwen2 and Qwen3, or where nothing can be kept.
     """
-    folder = cache / "models" / f"{path.stem}-{digest(path)[:16]}-{str(dtype).removeprefix('torch.')}"
-    if folder.exists():
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        clear(folder.parent)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=NEW_PREFIX) as new:
-            convert(path, Path(new) / "whole", dtype)
-            (Path(new) / "whole").rename(folder)
-    except (OSError, SafetensorError) as error:
-        if not folder.exists():  # else another process has been quicker
-            reason = getattr(error, "strerror", None) or error
-            raise AdviceError(f"cannot keep a model in {str(folder.parent)!r} ({reason}); make room there") from None
-    return folder
-
-
-def clear(folder: Path) -> None:
-    """Remove what a kill has left half written; what is younger may be another process's work."""
-    for leftover in folder.glob(f"{NEW_PREFIX}*"):
-        if time.time() - leftover.stat().st_mtime > STALE:
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
+    return kept(path, cache, str(dtype).removeprefix("torch."), lambda folder: convert(path, folder, dtype))
 
 
 def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:

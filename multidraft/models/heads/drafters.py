@@ -120,19 +120,21 @@ class Head(Reader):
     def observe(self, states: HiddenStates) -> None:
         self.begin(len(states))
         for row, new in zip(self.rows, states, strict=True):
-            observed = row.memory
-            observed.unfused, observed.count = [*observed.unfused, new.flatten(1)], observed.count + len(new)
+            if len(new):
+                observed = row.memory
+                observed.unfused, observed.count = [*observed.unfused, new.flatten(1)], observed.count + len(new)
         if any(len(row.memory.unfused) > MAX_UNFUSED for row in self.rows):
             self.fuse()
 
     def fuse(self) -> None:
         """Make one state of those of several layers; while no drafts are asked for, that is put off."""
-        new = [torch.cat(row.memory.unfused) for row in self.rows if row.memory.unfused]
-        if not new:
+        rows = [row.memory for row in self.rows if row.memory.unfused]
+        if not rows:
             return
+        new = [torch.cat(observed.unfused) for observed in rows]
         with packed(self.module, Int8Layer):
             fused = self.module.fuse(torch.cat(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
-        for observed, part in zip((row.memory for row in self.rows if row.memory.unfused), fused, strict=True):
+        for observed, part in zip(rows, fused, strict=True):
             observed.states, observed.unfused = torch.cat([observed.states, part]), []
 
     @torch.inference_mode()
