@@ -158,5 +158,5 @@ def test_a_gpu_says_the_same(name: str, walk: str, siblings: tuple[int, ...]) ->
     arguments = random_trees(name, siblings, 25, 1)
     there = [part if part is None else part.cuda() for part in arguments]
     answer = verify_batched(*there, scheme=md.scheme(name), walk=walk, siblings=siblings)
-    here = ordinary(name, walk, arguments, 1 + len(siblings))
-    assert all(a.cpu().equal(b) for a, b in zip(answer, here, strict=True))
+    expected = ordinary(name, walk, arguments, 1 + len(siblings))
+    assert all(a.cpu().equal(b) for a, b in zip(answer, expected, strict=True))

@@ -36,13 +36,13 @@ SIZE = 61  # of the tiny models' vocabulary
 Place = Callable[[Any], Any]  # puts a module somewhere
 
 
-def here(module: Any) -> Any:
+def on_cpu(module: Any) -> Any:
     """The module where it is."""
     return module
 
 
 @cache
-def there(module: Any) -> Any:
+def on_device(module: Any) -> Any:
     """The module on the pretended device."""
     return moved(module)
 
@@ -55,7 +55,7 @@ def generated(target: Any, draft: Any, **settings: Any) -> list[list[int]]:
 
 def assert_equal(run: Callable[[Place], object]) -> None:
     """What a run gives where its modules are on the pretended device is what it gives on the CPU."""
-    assert run(there) == run(here)
+    assert run(on_device) == run(on_cpu)
 
 
 def pair(place: Place) -> tuple[Any, Any]:
@@ -87,8 +87,8 @@ def test_drafters(name: str, temperature: float) -> None:
 
 
 def test_a_target_on_the_cpu() -> None:
-    ours = generated(tiny_model("llama"), there(tiny_model("qwen2")))
-    assert ours == generated(*pair(here))
+    ours = generated(tiny_model("llama"), on_device(tiny_model("qwen2")))
+    assert ours == generated(*pair(on_cpu))
 
 
 def test_several_drafters() -> None:
@@ -153,7 +153,7 @@ def test_log_probabilities_and_acceptance() -> None:
         numbers = [[logprob.logprob for logprob in row] for row in info.logprobs]
         return [*numbers, [info.acceptance_rate, info.optimal_acceptance_rate]]
 
-    for ours, theirs in zip(run(there), run(here), strict=True):
+    for ours, theirs in zip(run(on_device), run(on_cpu), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-6)
 
 
@@ -163,7 +163,7 @@ def test_a_trace() -> None:
         generated(*pair(place), trace=records.append)
         return records
 
-    ours, theirs = run(there), run(here)
+    ours, theirs = run(on_device), run(on_cpu)
     assert [record.get("path") for record in ours] == [record.get("path") for record in theirs]
     assert [r["last"]["of"] for r in ours[1:-1]] == pytest.approx([r["last"]["of"] for r in theirs[1:-1]], abs=1e-6)
 
@@ -183,9 +183,9 @@ def test_a_processor_and_a_criterion_get_tensors_of_the_targets_device() -> None
         seen.clear()
         return generated(*pair(place), logits_processor=[double], stopping_criteria=[is_long])
 
-    ours = run(there)
+    ours = run(on_device)
     assert seen == {device()}
-    assert ours == run(here)
+    assert ours == run(on_cpu)
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
@@ -200,11 +200,11 @@ def test_a_model_that_gives_no_numbers_ends_its_row() -> None:
     broken = moved(tiny_model("llama"))
     broken.lm_head.weight.inner[5] = torch.nan
     with pytest.raises(RowFault, match="row 0, position 7: the target model gives token 5 the score nan"):
-        generated(broken, there(tiny_model("qwen2")))
+        generated(broken, on_device(tiny_model("qwen2")))
     broken_draft = moved(tiny_model("qwen2"))
     broken_draft.lm_head.weight.inner[5] = torch.nan
     with pytest.raises(RowFault, match="the draft model gives token 5 the score nan"):
-        generated(there(tiny_model("llama")), broken_draft)
+        generated(on_device(tiny_model("llama")), broken_draft)
 
 
 def request(prompt: list[int], new_tokens: int, seed: int) -> Request:
@@ -229,7 +229,7 @@ def test_rows_join_and_leave_and_prefixes_are_kept(name: str) -> None:
         return [row.tokens for row in requests], batch.reused_tokens > 0
 
     assert_equal(run)
-    assert run(there)[1]
+    assert run(on_device)[1]
 
 
 def test_the_engine_of_the_server() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from decoded import start
 from pretended import counted_waits, device
-from test_pretended_device import DRAFTERS, there
+from test_pretended_device import DRAFTERS, on_device
 from tiny import tiny_model
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
@@ -30,7 +30,7 @@ from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.settings import Sampling
 from multidraft.transfer import download, take, upload
 
-STEPS = 10
+NUM_STEPS = 10
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4, 5, 6]]
 
 
@@ -40,11 +40,11 @@ def waits_of_steps(drafter: str, tree: str, settings: dict[str, Any], **options:
     num_logprobs = options.pop("num_logprobs", None)
     scheme = md.scheme(options.pop("scheme", "anchored:lorenz"))
     config = DecodeConfig(scheme, StaticTree(Tree.parse(tree)), **{"measure": 0} | options)
-    target, draft, counts = there(tiny_model("llama")), DRAFTERS[drafter](there), list[int]()
+    target, draft, counts = on_device(tiny_model("llama")), DRAFTERS[drafter](on_device), list[int]()
     generator = torch.Generator().manual_seed(1)
     with torch.inference_mode():
         state = start(PROMPTS, target, draft, config, [sampling] * 2, 60, generator, num_logprobs=num_logprobs)
-        for _ in range(1 + STEPS):
+        for _ in range(1 + NUM_STEPS):
             with counted_waits() as waits:
                 state, _ = step(state, config)
             counts.append(waits.total())
