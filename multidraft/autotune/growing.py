@@ -6,6 +6,7 @@ on the draft model's probabilities, on what was drawn at other nodes, and on pas
 drawn at that node, so the output is exact (docs/theory.md).
 """
 
+import math
 from collections.abc import Sequence
 
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates
@@ -66,13 +67,24 @@ class Growing(TreePolicy):
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
         if depth == 0:
-            nodes = [[0] if self.asks_model or self.kind != "pass" else [] for _ in trees]
+            rows = self.drafting_rows(len(trees))
+            nodes = [[0] if row < rows else [] for row in range(len(trees))]
             return Plan(nodes, lookup_only=self.kind == "mixed" and not self.asks_model)
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
         asks_model = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
         asked_nodes = model_nodes if asks_model or self.kind == "mixed" else [()] * len(trees)
         pairs = zip(asked_nodes, lookup_nodes, strict=True)
         return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not asks_model)
+
+    def drafting_rows(self, rows: int) -> int:
+        """How many of the rows draft, the first ones: of a draft model that is only tried, about their square root.
+
+        That is enough to learn acceptance from, and each row first has to read what it missed.
+        """
+        if self.kind == "pass" and not self.asks_model:
+            return 0
+        is_trial = self.kind != "lookup" and self.is_probing and not self.model_pays
+        return math.isqrt(rows - 1) + 1 if is_trial else rows
 
     def gains(self, tree: TokenTree, depth: int) -> tuple[dict[int, float], dict[int, float]]:
         """The expected gain of drafts beyond their price, by node of a level; only nodes where it is positive.
