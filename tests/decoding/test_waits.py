@@ -68,7 +68,8 @@ CASES: dict[str, tuple[int, int, str, str, dict[str, Any], dict[str, Any]]] = { 
     "another head": (3, 3, "head medusa", "2x1", {}, {}),
     "n-gram": (1, 2, "n-gram", "2x1", {}, {}),
     "look-up, then model": (1, 4, "look-up, then model", "2x1", {}, {}),
-    "log-probabilities": (7, 7, "model", "2x1", {}, {"num_logprobs": 2}),
+    "log-probabilities": (4, 4, "model", "2x1", {}, {"num_logprobs": 2}),
+    "log-probabilities at temperature 0": (5, 5, "model", "2x1", {"temperature": 0}, {"num_logprobs": 2}),
 }
 
 
