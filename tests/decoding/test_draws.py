@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+from device_checks import counted_gpu_waits
 from pretended import counted_waits, device
 from scipy.stats import chi2
 from test_verify_tree import DRAFT, TARGET, drawn
@@ -18,6 +19,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.engines import draws
 from multidraft.engines.batched import verify_batched
 from multidraft.engines.draws import DrawnTrees, FixedTree, draw_children
+from multidraft.models.compiled import captured
 from multidraft.transfer import upload
 
 PROBS = torch.tensor([0.5, 0.0, 0.3, 0.2])
@@ -224,3 +226,33 @@ def test_whole_trees_are_one_graph() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout == "whole\n", done.stderr[-2000:]
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("law", NAMES)
+def test_the_law_of_trees_on_a_gpu(law: str, shape: str) -> None:
+    trees = trees_of(shape, law, NUM_TREES, GPU, generator=torch.Generator(GPU).manual_seed(2))
+    assert not is_other(DrawnTrees(*(part.cpu() for part in trees)), shape, law)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("law", SCHEMES)
+def test_draws_and_verification_never_wait_for_a_gpu_and_fit_a_graph(law: str) -> None:
+    draw, scheme = drawing(SHAPES[0], law, 5, GPU), md.scheme(SCHEMES[law])
+    target, uniform = torch.full((5, 5, 3), 1 / 3, device=GPU), torch.rand(5, 6, dtype=torch.float64, device=GPU)
+
+    def work() -> list[Tensor]:
+        trees = draw()
+        settings = dict(scheme=scheme, walk="commit", siblings=(2, 1))
+        return [*verify_batched(*trees[:4], target, trees.draft_probs, uniform[:, 1:], uniform[:, 0], **settings)]
+
+    work()
+    with counted_gpu_waits() as waits:
+        work()
+    assert not waits
+    replay = captured(lambda: torch.cat(work()[2:]), None)
+    assert ((replay() >= 0) & (replay() <= 2)).all()
