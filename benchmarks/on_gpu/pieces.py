@@ -27,6 +27,7 @@ PIECES = [
     Piece("passes of 8 B", "passes", arguments=("8 B",)),
     Piece("steps of 8 B", "steps", arguments=("8 B",)),
     Piece("launches of 8 B", "launches", arguments=("8 B",)),
+    Piece("verification without waits", "verification"),
     Piece("rules", "rules"),
     Piece("decode the embedded pair", "decoding", "of_the_embedded", goes_on=True),
     Piece("train a larger pair", "trained", goes_on=True),

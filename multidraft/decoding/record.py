@@ -5,10 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.decoding.draft import stack_distributions
@@ -132,18 +133,47 @@ def measured_acceptance(scheme: Scheme, scored: Scored, decision: Decision) -> d
     return rates_by_row
 
 
-def lookup_logprobs(scored: Scored, row: int, path: list[int], tokens: list[int], top: int) -> list[Logprob]:
-    """For the accepted tokens of one row and its last one, each from the node above it."""
-    places = [(row, node) for node in (0, *path)]
-    settings = [scored.rows[row].sampling] * len(places)
-    logs = log_distributions(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
-    return top_logprobs(logs, tokens, top)
+def lookup_logprobs(scored: Scored, paths: dict[int, list[int]], tokens: list[list[int]]) -> dict[int, list[Logprob]]:
+    """For the tokens of rows that ask for it, each from its node of the row's path; all of them in one copy."""
+    groups = defaultdict[int, list[int]](list)
+    for row in paths:
+        if (top := scored.rows[row].num_logprobs) is not None:
+            groups[top].append(row)
+    parts = list[Tensor]()
+    for top, rows in groups.items():
+        logs = log_lines(scored, [(row, node) for row in rows for node in paths[row]])
+        parts += likeliest_logs(logs, [token for row in rows for token in tokens[row]], top)
+    copies, answers = iter(download(*parts)), dict[int, list[Logprob]]()
+    for rows in groups.values():
+        logprobs = iter(logprobs_of(next(copies), next(copies), next(copies)))
+        answers |= {row: list(islice(logprobs, len(tokens[row]))) for row in rows}
+    return answers
+
+
+def log_lines(scored: Scored, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
+    """The logarithms of the distributions at nodes, which are known but at temperature 0: there that of 1 is shown."""
+    settings = [scored.rows[row].sampling for row, _ in places]
+    if all(sampling.temperature for sampling in settings):
+        return torch.stack(scored.targets(places)).log()
+    return log_distributions(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
 
 
 def top_logprobs(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:
     """Every token's logarithm in its line, and the largest of the line."""
+    return logprobs_of(*download(*likeliest_logs(logs, tokens, top)))
+
+
+def likeliest_logs(
+    logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int
+) -> tuple[Float[Tensor, " tokens"], Int[Tensor, "tokens top"], Float[Tensor, "tokens top"]]:
+    """Every token's logarithm in its line, and the ids and values of the largest, where the lines are."""
     best = logs.topk(min(top, logs.shape[-1]), -1)
-    own_logs = logs.gather(-1, upload(tokens, logs.device)[:, None])[:, 0]
-    chosen, ids, values = download(own_logs, best.indices, best.values)
+    return logs.gather(-1, upload(tokens, logs.device)[:, None])[:, 0], best.indices, best.values
+
+
+def logprobs_of(
+    chosen: Float[Tensor, " tokens"], ids: Int[Tensor, "tokens top"], values: Float[Tensor, "tokens top"]
+) -> list[Logprob]:
+    """The numbers as users get them."""
     pairs = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
     return [Logprob(*pair) for pair in zip(chosen.tolist(), pairs, strict=True)]

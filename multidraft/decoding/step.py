@@ -1,5 +1,7 @@
 """The step: draft a tree, score it in one target pass, verify it, keep the accepted path."""
 
+from dataclasses import replace
+
 import torch
 
 from multidraft.decoding.draft import Drafted, draft_tree
@@ -25,7 +27,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
             scored = score(state, drafted)
         with clock.part("rule"):
             decision = verify(state, config, scored)
-            emitted = [emit(scored, decision, row) for row in range(len(state.rows))]
+            emitted = emit(scored, decision)
         with clock.part("measure"):
             now = config.measure > 0 and state.steps % config.measure == 0
             acceptance = measured_acceptance(config.scheme, scored, decision) if now else {}
@@ -61,15 +63,17 @@ def score(state: State, drafted: Drafted) -> Scored:
     return scored
 
 
-def emit(scored: Scored, decision: Decision, row: int) -> Emitted:
-    """The accepted tokens and the last one, each with its kind, and its log-probability if it is asked for."""
-    if row in scored.faults:
-        return Emitted([], [])
-    walk_result, tree, num_logprobs = decision.walk_results[row], scored.trees[row], scored.rows[row].num_logprobs
-    tokens = [*(tree.tokens[node] for node in walk_result.path), decision.last[row]]
-    kinds = ["accepted"] * len(walk_result.path) + ["bonus" if walk_result.residual is None else "recovered"]
-    logprobs = [] if num_logprobs is None else lookup_logprobs(scored, row, walk_result.path, tokens, num_logprobs)
-    return Emitted(tokens, kinds, logprobs)
+def emit(scored: Scored, decision: Decision) -> list[Emitted]:
+    """The accepted tokens and the last one of every row, each with its kind, and its log-probability if asked for."""
+    emitted, paths = [Emitted([], [])] * len(scored.rows), dict[int, list[int]]()
+    for row, (walk_result, last) in enumerate(zip(decision.walk_results, decision.last, strict=True)):
+        if row not in scored.faults:
+            path, paths[row] = walk_result.path, [0, *walk_result.path]
+            kinds = ["accepted"] * len(path) + ["bonus" if walk_result.residual is None else "recovered"]
+            emitted[row] = Emitted([*(scored.trees[row].tokens[node] for node in path), last], kinds)
+    for row, logprobs in lookup_logprobs(scored, paths, [row.tokens for row in emitted]).items():
+        emitted[row] = replace(emitted[row], logprobs=logprobs)
+    return emitted
 
 
 def commit(state: State, scored: Scored, decision: Decision) -> State:

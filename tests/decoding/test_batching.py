@@ -188,13 +188,13 @@ def test_the_comparison_catches_rows_that_swap_settings(models, settings):
 
 
 def test_rows_with_settings_of_their_own_get_their_log_probabilities():
-    """Greedy and warm rows beside each other: each entry is under the row's own distribution."""
+    """Greedy and warm rows beside each other: each entry is under the row's own distribution, with its own number."""
     config = config_of(tables, "iid:lorenz", "deferred")
     state = extend(
         begin(tables, PROMPTS[:1], config, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], config, [1], [Sampling(0.5)])
     )
-    for row in state.rows:
-        row.num_logprobs = 1
+    for number, row in enumerate(state.rows):
+        row.num_logprobs = 1 + number
     _, record = step(state, config)
     table = random_table(SIZE, 3, 1)
     for row, emitted in enumerate(record.emitted):
@@ -203,6 +203,7 @@ def test_rows_with_settings_of_their_own_get_their_log_probabilities():
             prefix = torch.tensor(sequence) if sampling.looks_back else None
             (law,), _ = target_distributions(table(tuple(sequence)).log()[None], [sampling], [prefix])
             assert entry.logprob == pytest.approx(float(law[token].log()))
+            assert [value for _, value in entry.top] == pytest.approx(law.log().topk(1 + row).values.tolist())
             sequence = [*sequence, token]
 
 

@@ -1,8 +1,11 @@
 """Everything on a device that is not the CPU, which machines without one pretend to have: the tokens of the CPU."""
 
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from device_checks import FAST_SCHEMES, check_draws_and_rules
 from heads import CASES as HEADS
 from heads import module_of
 from hybrids import ONE_PASS, hybrid
-from pretended import device, moved
+from pretended import alias, device, moved
 from test_verify_tree import run as verified
 from tiny import tiny_model
 from torch import Tensor
@@ -21,6 +24,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
+from multidraft.models import compiled
 from multidraft.models.ensemble import LookupThenModel, Mixture
 from multidraft.models.heads.drafters import drafter
 from multidraft.models.ngram import Lookup, NGram
@@ -230,6 +234,33 @@ def test_rows_join_and_leave_and_prefixes_are_kept(name: str) -> None:
 
     assert_equal(run)
     assert run(on_device)[1]
+
+
+def test_padded_steps_in_fixed_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `compile=True` does around the compiler: pads, fills, runs; here the step runs as it is written."""
+    calls = Counter[str]()
+
+    def step_of(model: Any) -> compiled.Step:
+        return lambda *inputs: calls.update([model.device.type]) or compiled.step(*inputs)
+
+    for name, value in {
+        "STEPS": WeakKeyDictionary(),
+        "MIN_SLOTS": 16,
+        "compiled": step_of,
+        "from_dlpack": alias,
+    }.items():
+        monkeypatch.setattr(compiled, name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it would warn where it went on without
+        assert_equal(lambda place: generated(*pair(place), compile=True))
+    assert calls["pretended"] > 0
+
+
+def test_no_compiler_knows_the_pretended_device() -> None:
+    """A compiler needs kernels for a device, and this one has none: the model runs without, and a warning says why."""
+    with pytest.warns(UserWarning, match="does not compile, so it runs without: Unknown device type pretended"):
+        ours = generated(*pair(moved), compile=True)
+    assert ours == generated(*pair(on_cpu))
 
 
 def test_the_engine_of_the_server() -> None:

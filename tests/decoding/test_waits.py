@@ -3,14 +3,17 @@
 docs/step.md has the table of these counts.
 """
 
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from decoded import start
+from device_checks import counted_gpu_waits
 from pretended import counted_waits, device
-from test_pretended_device import DRAFTERS, on_device
+from test_pretended_device import DRAFTERS, Place, on_device
 from tiny import tiny_model
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
@@ -34,18 +37,25 @@ NUM_STEPS = 10
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4, 5, 6]]
 
 
-def waits_of_steps(drafter: str, tree: str, settings: dict[str, Any], **options: Any) -> list[int]:
+def waits_of_steps(
+    drafter: str,
+    tree: str,
+    settings: dict[str, Any],
+    place: Place = on_device,
+    count: Any = counted_waits,
+    **options: Any,
+) -> list[int]:
     """The number of waits in each of some steps of two rows."""
     sampling = settings.pop("sampling", None) or Sampling(**settings)
     num_logprobs = options.pop("num_logprobs", None)
     scheme = md.scheme(options.pop("scheme", "anchored:lorenz"))
     config = DecodeConfig(scheme, StaticTree(Tree.parse(tree)), **{"measure": 0} | options)
-    target, draft, counts = on_device(tiny_model("llama")), DRAFTERS[drafter](on_device), list[int]()
+    target, draft, counts = place(tiny_model("llama")), DRAFTERS[drafter](place), list[int]()
     generator = torch.Generator().manual_seed(1)
     with torch.inference_mode():
         state = start(PROMPTS, target, draft, config, [sampling] * 2, 60, generator, num_logprobs=num_logprobs)
         for _ in range(1 + NUM_STEPS):
-            with counted_waits() as waits:
+            with count() as waits:
                 state, _ = step(state, config)
             counts.append(waits.total())
     return counts[1:]  # the first one reads what the prompts have left
@@ -68,7 +78,8 @@ CASES: dict[str, tuple[int, int, str, str, dict[str, Any], dict[str, Any]]] = { 
     "another head": (3, 3, "head medusa", "2x1", {}, {}),
     "n-gram": (1, 2, "n-gram", "2x1", {}, {}),
     "look-up, then model": (1, 4, "look-up, then model", "2x1", {}, {}),
-    "log-probabilities": (7, 7, "model", "2x1", {}, {"num_logprobs": 2}),
+    "log-probabilities": (4, 4, "model", "2x1", {}, {"num_logprobs": 2}),
+    "log-probabilities at temperature 0": (5, 5, "model", "2x1", {"temperature": 0}, {"num_logprobs": 2}),
 }
 
 
@@ -78,6 +89,15 @@ def test_the_waits_of_a_step(name: str) -> None:
     counts = waits_of_steps(drafter, tree, dict(settings), **options)
     assert min(counts) >= least
     assert max(counts) <= most
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_the_waits_of_a_step_on_a_gpu(name: str) -> None:
+    _, most, drafter, tree, settings, options = CASES[name]
+    to_gpu = cache(lambda module: deepcopy(module).cuda())
+    counts = waits_of_steps(drafter, tree, dict(settings), to_gpu, counted_gpu_waits, **options)
+    assert 0 < max(counts) <= most
 
 
 def test_more_rows_and_nodes_are_no_more_waits() -> None:

@@ -1,5 +1,10 @@
 """What must hold on every device, a GPU or a pretended one."""
 
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from multidraft_research.studies.acceptance import random_pairs
 
@@ -22,3 +27,17 @@ def check_draws_and_rules(name: str, vocabulary: int, device: torch.device) -> N
     assert torch.allclose(theirs.accept.cpu(), ours.accept, rtol=0, atol=1e-12)
     assert torch.allclose(theirs.residual.cpu(), ours.residual, rtol=0, atol=1e-12)
     assert torch.allclose(theirs.residual_mass.cpu(), ours.residual_mass, rtol=0, atol=1e-12)
+
+
+@contextmanager
+def counted_gpu_waits() -> Iterator[Counter[str]]:
+    """The waits of a block for a GPU, as PyTorch notes them: most, and none that is none."""
+    counted = Counter[str]()
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield counted
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    counted.update(str(note.message) for note in notes if "synchronizing" in str(note.message))

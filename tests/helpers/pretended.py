@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, from_dlpack, nn
 from torch.utils import backend_registration
 
 NAME, CPU, aten = "pretended", torch.device("cpu"), torch.ops.aten
@@ -151,6 +151,11 @@ def copied(operation: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
         UNFINISHED.append((result, result.clone()))
         result.fill_(-(2**7) if not result.is_floating_point() else torch.nan)
     return result if to_cpu else args[0] if into_place else Pretended(result)
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """The same memory in a tensor with a storage of its own, as DLPack makes it, which does not know this device."""
+    return Pretended(from_dlpack(tensor.inner)) if isinstance(tensor, Pretended) else from_dlpack(tensor)
 
 
 class Backend(backend_registration._DummyBackendModule):
