@@ -36,7 +36,7 @@ def main() -> int:
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_700),
         ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 24_000),
-        ("docs and README, written words", sum(map(words, pages)), 17_300),
+        ("docs and README, written words", sum(map(words, pages)), 17_500),
     ]
     for name, size, limit in rows:
         note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"

