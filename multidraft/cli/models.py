@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidraft.errors import AdviceError
+from multidraft.io.files import check_folder
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
 from multidraft.zoo import embedded, has_embedded
 
@@ -120,7 +121,8 @@ def default_pair(target: str | None, draft: str | None, heads_pay: bool = True) 
         target = pairs[0] if pairs else os.environ.get(PAIR_VARIABLE) or installed
     if draft is None and (target not in PAIRS or (target == SMOLLM2 and not heads_pay)):
         draft = LOOKUP
-    for name in set(drafts) & set(PAIRS) - {target}:
+    fitting = {target, SMOLLM2} if is_file(target) else {target}  # the file may be SmolLM2's own
+    for name in set(drafts) & set(PAIRS) - fitting:
         raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
     draft_of_pair = f"{COPY}+{HEADS[0]}:{SMOLLM2}" if target == SMOLLM2 else target
     return target, draft_of_pair if draft is None else draft
@@ -253,15 +255,41 @@ def resolve(name: str, role: str, loader: Loader) -> str:
             advice = f"which --engine {engine} needs; give one, or leave out --engine"
             raise AdviceError(f"{name!r} is no GGUF file, {advice}")
         return name
+    check_file(name)
     path = Path(name).expanduser()
-    if not path.is_file():
-        raise AdviceError(f"there is no file {name!r}; check the path")
     if engine == TRANSFORMERS:
         from multidraft.io.files import cache
         from multidraft.models.gguf.to_hugging_face import folder_of
 
         return str(folder_of(path, cache()))  # cached
     return str(path)
+
+
+def check_names(target: str, draft: str) -> None:
+    """Raise where a target or draft is a path that leads nowhere, or is not installed; nothing heavy is imported."""
+    for name, role in [(target, "target"), *((name, "draft") for name in models_in(parse(draft)))]:
+        if name == EMBEDDED:
+            embedded(role)
+        elif name == SMOLLM2:
+            check_smollm2(role)
+        elif is_file(name):
+            check_file(name)
+        else:
+            check_folder(name)
+
+
+def check_file(name: str) -> None:
+    """Raise where a file is missing."""
+    if not Path(name).expanduser().is_file():
+        raise AdviceError(f"there is no file {name!r}; check the path")
+
+
+def check_smollm2(role: str) -> None:
+    """Raise where the package with the target is not installed."""
+    from multidraft.zoo import smollm2
+
+    if role == "target":
+        smollm2.check_installed()
 
 
 def has_partial_vocabulary(name: str, file: Any) -> bool:

@@ -11,7 +11,7 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import load, parse
+from multidraft.cli.models import check_names, default_pair, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.cli.report import BUSY
 from multidraft.cli.tree_speeds import TreeSpeed, tree_speeds, what_pays
@@ -69,6 +69,7 @@ def tune(
         files.check_picture(plot, [prompts, target, draft, out])
     for value in temperatures:
         check("temperature", value)
+    check_names(*default_pair(target, draft))
     entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
 
     import multidraft as md

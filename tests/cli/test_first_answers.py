@@ -31,6 +31,9 @@ app(sys.argv[1:])
         (["--prompt", "x", "--draft", "lookup+copy"], "copy goes first"),
         (["--prompt", "x", "--top-p", "2"], "--top-p"),
         (["--prompts", "/no/prompts"], "check the path"),
+        (["--prompt", "x", "--target", "no.gguf"], "there is no file 'no.gguf'"),
+        (["--prompt", "x", "--target", "/no/folder"], "there is no folder '/no/folder'"),
+        (["--prompt", "x", "--target", "embedded", "--draft", "no.gguf"], "there is no file 'no.gguf'"),
     ],
 )
 def test_wrong_arguments_are_refused_without_torch(arguments, advice):
