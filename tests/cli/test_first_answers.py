@@ -90,3 +90,14 @@ def test_a_reader_of_the_help_that_goes_away_ends_it_quietly():
     ended = subprocess.run([sys.executable, "-m", "multidraft", "--help"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert ended.stderr == b""
+
+
+@pytest.mark.parametrize("command", ["study", "generate"])
+def test_a_reader_of_some_lines_of_the_help_ends_it_quietly(command):
+    """As `head` does; the help of a group is written in parts."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "multidraft", command, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(1500)
+        process.stdout.close()
+        assert process.stderr.read() == b""
