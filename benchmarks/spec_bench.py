@@ -2,6 +2,8 @@
 
     python benchmarks/spec_bench.py runs/spec.jsonl --prompts spec_bench.jsonl
     python benchmarks/spec_bench.py runs/spec_q4.jsonl --prompts spec_bench.jsonl --engine llama.cpp --target q4_0.gguf
+    python benchmarks/spec_bench.py runs/all.jsonl --prompts spec_bench.jsonl --engine transformers ik_llama.cpp \\
+        llama.cpp=q8_0.gguf --server vllm=http://127.0.0.1:8000
     python benchmarks/spec_bench.py --show runs/spec.jsonl    # the table, also of an unfinished file
     python benchmarks/spec_bench.py --plot speed.svg --show runs/spec.jsonl --over '`model.generate`'
 
@@ -55,7 +57,7 @@ def settings_of(options: argparse.Namespace, prompts: list[dict[str, str]]) -> d
     machine = dict(hardware=hardware(), versions=versions(), commit=commit(), threads=options.threads)
     settings = dict(
         target=Path(options.target).name,
-        engine=options.engine,
+        engine=", ".join(engine.split("=")[0] for engine in options.engine),
         new_tokens=options.new_tokens,
         temperatures=options.temperature,
     )
@@ -74,7 +76,9 @@ def measure(options: argparse.Namespace) -> Path:
     torch.set_num_threads(options.threads)
     prompts = chosen(options.prompts, options.each)
     journal = Journal(options.out, settings_of(options, prompts))
-    tokenizer, all_of_them = contestants(options.target, options.engine, options.new_tokens, options.only)
+    tokenizer, all_of_them = contestants(
+        options.target, options.engine, options.server, options.new_tokens, options.only
+    )
     names = [name for name in all_of_them if not options.only or name in options.only]
     done = {(run["id"], run["temperature"], run["who"]) for run in journal.records}
     turns = [(p, t, name) for t in options.temperature for p in prompts for name in names]
@@ -220,7 +224,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, help='one {"id", "task", "prompt"} a line, such as Spec-Bench')
     parser.add_argument("--each", type=int, default=8, help="prompts of each task")
     parser.add_argument("--target", default="smollm2", help="also a GGUF file of the same model in another type")
-    parser.add_argument("--engine", choices=ENGINES, default=TRANSFORMERS)
+    parser.add_argument("--engine", nargs="+", default=[TRANSFORMERS], help="several, also as ENGINE=FILE")
+    parser.add_argument("--server", nargs="+", default=[], metavar="NAME=URL", help="servers of the same model")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
@@ -228,6 +233,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(words)
     if sum(way is not None for way in (options.out, options.show, options.markdown)) != 1:
         parser.error("name a file to measure into, or one to --show")
+    for engine in options.engine:
+        if engine.split("=")[0] not in ENGINES:
+            parser.error(f"there is no engine {engine!r}; use {', '.join(ENGINES)}")
     if options.out and not options.prompts:
         parser.error("--prompts FILE is missing")
     return options

@@ -1,9 +1,10 @@
-"""Who decodes in `spec_bench.py`: plain decoding, transformers' own ways to draft, llama.cpp's own loop, and ours."""
+"""Who decodes in `spec_bench.py`: ours on each engine, transformers' own ways, llama.cpp's own loop, and servers."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import httpx2
 import torch
 
 import multidraft as md
@@ -11,6 +12,7 @@ from multidraft.cli.models import Loader, load
 from multidraft.cli.report import widened
 from multidraft.zoo import smollm2
 
+SERVER_PATIENCE = 600  # seconds until it has answered
 Run = dict[str, Any]
 Decode = Callable[[list[int], float, int], Run]
 OURS = {  # by name: what drafts, and with which settings
@@ -28,27 +30,58 @@ LOOKUPS = {f"prompt look-up, {n}": dict(prompt_lookup_num_tokens=n) for n in (5,
 
 
 def contestants(
-    target: str, engine: str, new_tokens: int, only: list[str] | None
+    target: str, engines: list[str], servers: list[str], new_tokens: int, only: list[str] | None
 ) -> tuple[Callable[[str], list[int]], dict[str, Decode]]:
-    """The prompt's tokens from its text, and everyone who decodes; the first is what others are compared with."""
+    """The prompt's tokens from its text, and everyone who decodes; the first is what others are compared with.
+
+    An engine may come with a file of the target of its own, as in `llama.cpp=q8_0.gguf`; a server is `NAME=URL`. Of
+    several engines each contestant's name says on which.
+    """
+    everyone, encoders = dict[str, Decode](), list[Callable[[str], list[int]]]()
+    for engine in engines:
+        name, _, file = engine.partition("=")
+        encode, decoders = of_engine(file or target, name, f" on {name}" if len(engines) > 1 else "", new_tokens, only)
+        everyone |= decoders
+        encoders.append(encode)
+    return encoders[0], everyone | dict(served(server, new_tokens) for server in servers)
+
+
+def of_engine(
+    target: str, engine: str, suffix: str, new_tokens: int, only: list[str] | None
+) -> tuple[Callable[[str], list[int]], dict[str, Decode]]:
+    """Everyone on one engine, whose names end with `suffix`, and how it encodes a prompt."""
     loader = Loader(engine=engine)
     base = load(target, "none", loader)
     chat = partial(base.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=True, return_dict=False)
     all_contestants = {
-        name: ours(base.target, drafter(target, draft, loader), settings, new_tokens)
+        f"{name}{suffix}": ours(base.target, drafter(target, draft, loader), settings, new_tokens)
         for name, (draft, settings) in OURS.items()
-        if not only or name in only
+        if not only or f"{name}{suffix}" in only
     }
     if engine == "transformers":
         assistant = widened(drafter(target, "DRAFT", loader), base.target.config.vocab_size)
         return partial(ids_of, chat), all_contestants | theirs(base.target, assistant, new_tokens)
     from llama_plain import decode
 
-    def own_loop(ids: list[int], temperature: float, seed: int) -> Run:
+    def plain_loop(ids: list[int], temperature: float, seed: int) -> Run:
         tokens = decode(base.target, ids, new_tokens, temperature, seed, base.target.weights.ends)
         return dict(tokens=len(tokens))
 
-    return partial(ids_of, chat), {f"{engine}'s plain loop": own_loop} | all_contestants
+    return partial(ids_of, chat), {f"{engine}'s plain loop": plain_loop} | all_contestants
+
+
+def served(server: str, new_tokens: int) -> tuple[str, Decode]:
+    """A server's completions of token ids; its name and address are `NAME=URL`."""
+    name, _, url = server.partition("=")
+    client = httpx2.Client(base_url=url, timeout=SERVER_PATIENCE)
+    model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+
+    def decode(ids: list[int], temperature: float, seed: int) -> Run:
+        settings = dict(model=model, temperature=temperature, seed=seed, max_tokens=new_tokens)
+        answer = client.post("/v1/completions", json=settings | dict(prompt=ids)).raise_for_status().json()
+        return dict(tokens=answer["usage"]["completion_tokens"])
+
+    return name, decode
 
 
 def ids_of(chat: Callable[..., list[int]], text: str) -> list[int]:

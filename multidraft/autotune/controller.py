@@ -81,7 +81,7 @@ class Auto(Growing):
         self.rows = self.steps = self.steps_without_drafts = 0
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.pause = self.steps_to_probe = FIRST_PAUSE
-        self.lookup_pauses = LookupPauses() if kind == "lookup" else None
+        self.lookup_pauses = LookupPauses()
         self.plain_seconds_without_lookup = 0.0  # of a step
         self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
 
@@ -90,6 +90,11 @@ class Auto(Growing):
         """Whether the draft model is not asked at present, so that it need not catch up."""
         is_known = bool(self.rows) and self.has_costs
         return self.kind == "pass" and is_known and not (self.model_pays or self.is_probing)
+
+    @property
+    def looks_up_alone(self) -> bool:
+        """Whether drafts are looked up and no model is asked, so that they may pause."""
+        return self.kind != "pass" and not self.asks_model
 
     @property
     def plain_seconds(self) -> float | None:
@@ -138,7 +143,7 @@ class Auto(Growing):
             is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
             is_timing = is_open and plain_steps < MAX_SAMPLES
             is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
-            is_pausing = self.lookup_pauses is not None and self.lookup_pauses.begin_step()
+            is_pausing = self.looks_up_alone and self.lookup_pauses.begin_step()
             self.timed_tree = self.without_drafts if is_pausing or (is_timing and is_due) else None
         elif plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS:  # or nothing can be drafted
             self.timed_tree = self.without_drafts
@@ -215,7 +220,7 @@ class Auto(Growing):
             fade, tokens = math.exp(-1 / MEMORY_STEPS), sum(len(emission.tokens) for emission in record.emitted)
             seconds = self.costs.seconds(work)
             self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
-            if self.lookup_pauses is not None and self.timed_tree is None:
+            if self.looks_up_alone and self.timed_tree is None:
                 self.lookup_pauses.observe(tokens, self.rows * seconds / self.plain_seconds_without_lookup)
 
     def finish(self, advise: bool = True) -> None:

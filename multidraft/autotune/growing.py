@@ -53,6 +53,11 @@ class Growing(TreePolicy):
         gain = sum(share * gain for share, gain in zip(rates.frequency.tolist(), gains, strict=True))
         self.model_pays = gain > self.level_price + self.read_price * (1 + prompt_reads)
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether a draft model is asked at present, and not look-ups alone."""
+        return self.kind != "lookup" and (self.model_pays or self.is_probing)
+
     def begin(self, rows: int) -> None:
         """Forget the trees of the step before."""
         self.reach_of.clear()
@@ -60,10 +65,9 @@ class Growing(TreePolicy):
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
-        asks_model = self.model_pays or self.is_probing
         if depth == 0:
-            nodes = [[0] if asks_model or self.kind != "pass" else [] for _ in trees]
-            return Plan(nodes, lookup_only=self.kind == "mixed" and not asks_model)
+            nodes = [[0] if self.asks_model or self.kind != "pass" else [] for _ in trees]
+            return Plan(nodes, lookup_only=self.kind == "mixed" and not self.asks_model)
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
         asks_model = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
         asked_nodes = model_nodes if asks_model or self.kind == "mixed" else [()] * len(trees)

@@ -10,8 +10,8 @@ import typer
 from typer import Option
 
 from multidraft.cli import options as o
-from multidraft.cli import terminal
-from multidraft.cli.models import check_names, default_pair, load, parse
+from multidraft.cli import terminal, what_if
+from multidraft.cli.models import NONE, Loader, check_names, default_engine, default_pair, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.cli.report import BUSY
 from multidraft.cli.tree_speeds import TreeSpeed, tree_speeds, what_pays
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STEPS, QUICK_STEPS = 240, 24  # measured for every line of the table, over all prompts in turn
 BUDGET_SECONDS = 60.0
 TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
-BAR_FORMAT = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
+DRAFTER_SHARE = 0.02
 DRAFT_COUNTS = (1, 2, 3, 4, 8)
 COST_NAMES = (
     "a step without drafts",
@@ -38,11 +38,16 @@ COST_NAMES = (
     "each node that the draft model reads",
 )
 COMPARISON_COLUMNS = ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "times plain"]
+WHAT_IF_HELP = (
+    "Without a drafter: time the target's passes, and print which tree would pay if a draft were accepted so often, "
+    "from 0 to 1. May be repeated."
+)
+DRAFTER_SHARE_HELP = "For --what-if: what a level of drafts costs, as a share of the target's pass."
 
 
+@o.grouped
 def tune(
-    target: o.Target = None,
-    draft: o.Draft = None,
+    models: o.ModelOptions,
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
     prompts: Annotated[Path | None, Option(help=o.FILE_HELP)] = None,
     limit: o.Limit = None,
@@ -58,29 +63,45 @@ def tune(
     plot: Annotated[Path | None, Option(help="Draw costs, acceptance, speeds: .svg, .png or .pdf.")] = None,
     wait: o.Wait = False,
     as_json: o.Json = False,
+    acceptances: Annotated[list[float] | None, Option("--what-if", help=WHAT_IF_HELP)] = None,
+    drafter_share: Annotated[float, Option(help=DRAFTER_SHARE_HELP)] = DRAFTER_SHARE,
 ) -> None:
     """Measure the costs and acceptance of drafting for a pair on this machine, and which tree is fastest."""
     from multidraft.sampling.checks import check
 
+    engine = models.engine or default_engine(models.target, models.draft)
+    loader = Loader(engine, models.trust)
+    loader.check()
+    if acceptances:
+        needs_drafter = {
+            "--draft": models.draft,
+            "--prompt": prompt,
+            "--prompts": prompts,
+            "--out": out,
+            "--plot": plot,
+        }
+        what_if.check(acceptances, drafter_share, needs_drafter)
+        target = default_pair(models.target, NONE)[0]
+        return what_if.tell(target, loader, acceptances, drafter_share, budget, as_json)
     o.check_drafting(scheme, "auto", None)
     temperatures = temperature or TEMPERATURES
-    files.check(out, "--out", [prompts, target, draft])
+    files.check(out, "--out", [prompts, models.target, models.draft])
     if plot is not None:
-        files.check_picture(plot, [prompts, target, draft, out])
+        files.check_picture(plot, [prompts, models.target, models.draft, out])
     for value in temperatures:
         check("temperature", value)
-    check_names(*default_pair(target, draft))
+    check_names(*default_pair(models.target, models.draft, loader.heads_pay))
     entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
 
     import multidraft as md
     from multidraft.autotune.plans import MeasuredPair
     from multidraft.generation.inputs import resolve_config
 
-    if resolve_config(scheme, "auto", walk, None, max(len(parse(draft)), 1))[1] is None:
+    if resolve_config(scheme, "auto", walk, None, max(len(parse(models.draft)), 1))[1] is None:
         raise AdviceError(
             f"{scheme} allows no choice of trees; tune a scheme of one draft model and any number of drafts"
         )
-    pair = load(target, draft)
+    pair = load(models.target, models.draft, loader)
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(entries, pair)
@@ -108,7 +129,7 @@ def measure(
     from multidraft.autotune import tuning
     from multidraft.autotune.plans import profile_for
 
-    with tqdm(total=budget, desc="measuring", bar_format=BAR_FORMAT, leave=False) as bar:
+    with tqdm(total=budget, desc="measuring", bar_format=what_if.BAR_FORMAT, leave=False) as bar:
         tick = lambda spent: bar.update(min(spent, budget - bar.n))  # noqa: E731
         profile = tuning.measure(subject, profile_for(subject), budget, temperatures, rows, tick)
     if not profile.known:

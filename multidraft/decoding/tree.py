@@ -49,8 +49,8 @@ class NodeLaw:
         """
         if self.logits is None or not self.partial:
             return None
-        likely = self.logits.exp()
-        return likely.topk(min(8, len(likely))).values.tolist() if float(likely.sum()) < MIN_COMPLETE_MASS else None
+        likely = np.exp(self.logits.float().cpu().numpy())  # columns are few, and NumPy's calls cheaper than torch's
+        return np.sort(likely)[:-9:-1].tolist() if likely.sum() < MIN_COMPLETE_MASS else None
 
     @cached_property
     def confidence(self) -> float:

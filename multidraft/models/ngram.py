@@ -9,6 +9,7 @@ from heapq import nlargest
 from math import log
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,16 +126,13 @@ class CountingReader(PrefixModel):
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Scores:
         laws = [[self.next_token(row, prefix) for prefix in row_prefixes] for row, row_prefixes in enumerate(prefixes)]
         columns = max((len(law) for row_laws in laws for law in row_laws), default=1)
-        ids = torch.zeros(len(laws), width, columns, dtype=torch.int64)
-        logits = torch.full(ids.shape, -torch.inf, dtype=self.dtype)
+        ids, logits = np.zeros((len(laws), width, columns), np.int64), np.full((len(laws), width, columns), -np.inf)
         logits[..., 0] = 0  # where a row has fewer nodes than others
         for row, row_laws in enumerate(laws):
             for node, law in enumerate(row_laws):
-                ids[row, node, : len(law)] = torch.tensor(list(law))
-                logits[row, node, : len(law)] = torch.tensor(
-                    [log(probability) for probability in law.values()], dtype=self.dtype
-                )
-        return Scores(logits, ids)
+                ids[row, node, : len(law)] = list(law)
+                logits[row, node, : len(law)] = [log(probability) for probability in law.values()]
+        return Scores(torch.from_numpy(logits).to(self.dtype), torch.from_numpy(ids))
 
 
 class NGram(CountingReader):

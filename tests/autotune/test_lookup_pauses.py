@@ -5,8 +5,10 @@ import torch
 
 import multidraft as md
 from multidraft.autotune.estimates import Timed
+from multidraft.autotune.growing import Growing
 from multidraft.autotune.lookup_pauses import FIRST_PAUSE, MAX_PAUSE, MIN_TRIED_STEPS, LookupPauses
 from multidraft.autotune.plans import Profile
+from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.models.table import TableModel
 
@@ -48,9 +50,14 @@ def test_what_a_step_takes_without_look_ups():
 
 
 @pytest.mark.parametrize("is_pausing", [False, True])
-def test_a_run_whose_look_ups_rest_drafts_nothing(monkeypatch, is_pausing: bool):
+@pytest.mark.parametrize("model_pays", [None, False, True])  # None: look-ups without a model
+def test_a_run_whose_look_ups_rest_drafts_nothing(monkeypatch, is_pausing: bool, model_pays: bool | None):
     monkeypatch.setattr(LookupPauses, "begin_step", lambda self: is_pausing)
+    monkeypatch.setattr(
+        Growing, "model_pays", property(lambda self: model_pays, lambda self, value: None), raising=False
+    )
     target, prompt = TableModel(lambda prefix: torch.eye(9)[(prefix[-1] + 1) % 9], 9), [*range(9), *range(9)]
-    rows, info = md.generate(target, Lookup(9), [prompt], max_new_tokens=24, tune_budget=0)
+    draft = Lookup(9) if model_pays is None else LookupThenModel([Lookup(9), target])
+    rows, info = md.generate(target, draft, [prompt], max_new_tokens=24, tune_budget=0)
     assert rows[0].tolist() == [place % 9 for place in range(24)]
-    assert (info.nodes == 0) == is_pausing
+    assert (info.nodes == 0) == (is_pausing and not model_pays)

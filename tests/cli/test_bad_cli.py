@@ -107,7 +107,8 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
     "tune": (
         "",
         "--prompt x --prompts @good.jsonl; --scheme spechub:spechub; --scheme distinct:naive; --plot @new.txt; "
-        "--out @none/plan.json",
+        "--out @none/plan.json; --what-if 2; --what-if nan; --what-if 0.5 --drafter-share -1; --engine magic; "
+        "--what-if 0.5 --draft none; --what-if 0.5 --out @new.json; --what-if 0.5 --target @none",
     ),
     "study acceptance": ("--out @run", "--capture @good --draft x; --target x; --draft embedded --draft x"),
     "study curves": ("--out @new.svg", "--out @new.txt; --out @new; --out @good.jsonl --prompts @good.jsonl"),

@@ -1,0 +1,87 @@
+"""`multidraft tune --what-if`: from which acceptance on drafts would pay for a target, before there is a drafter."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from multidraft.cli import terminal
+from multidraft.cli.models import Loader, is_file, ready_model, resolve, silence
+from multidraft.cli.report import BUSY
+from multidraft.errors import AdviceError
+from multidraft.machine import is_busy
+
+if TYPE_CHECKING:
+    from multidraft.autotune.what_if import Gain, PassCosts
+    from multidraft.models.huggingface import Model
+
+BAR_FORMAT = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
+COLUMNS = ["acceptance", "tree", "tokens a step", "times plain"]
+MAX_SHARE = 10.0  # a drafter that takes more of the target's pass pays for nobody
+
+
+def check(acceptances: list[float], drafter_share: float, excluded: Mapping[str, object]) -> None:
+    """Raise on numbers out of range, and on options that need a drafter."""
+    for value in acceptances:
+        if not 0 <= value <= 1:
+            raise AdviceError(f"--what-if is {value:g}; give how often a draft is accepted, from 0 to 1")
+    if not 0 <= drafter_share <= MAX_SHARE:
+        raise AdviceError(f"--drafter-share is {drafter_share:g}; give a share of the target's pass, such as 0.02")
+    for name in (name for name, value in excluded.items() if value):
+        raise AdviceError(f"--what-if measures the target alone; leave out {name}")
+
+
+def tell(
+    target: str, loader: Loader, acceptances: list[float], drafter_share: float, budget: float, as_json: bool
+) -> None:
+    """Time the target's passes, and print the best tree for every acceptance."""
+    from tqdm import tqdm
+
+    from multidraft.autotune.what_if import best_gains, time_passes
+
+    model = target_alone(target, loader)
+    with tqdm(total=budget, desc="timing passes", bar_format=BAR_FORMAT, leave=False) as bar:
+        costs = time_passes(model, budget, lambda seconds: bar.update(min(seconds, budget - bar.n)))
+    gains = best_gains(costs, acceptances, drafter_share)
+    if as_json:
+        return terminal.print_json(as_dict(costs, gains) | {"drafter_share": drafter_share, "busy": is_busy()})
+    show(costs, gains, drafter_share)
+
+
+def target_alone(name: str, loader: Loader) -> "Model":
+    """The target without a tokenizer, which passes do not need."""
+    from multidraft.models.gguf.model import GGUF
+    from multidraft.models.loading import load_model
+
+    silence()
+    path = resolve(name, "target", loader)
+    if is_file(path):
+        return GGUF(Path(path), library=loader.library)
+    return ready_model(load_model(path, **({"trust_remote_code": True} if loader.trust else {})), name)
+
+
+def as_dict(costs: "PassCosts", gains: "list[Gain]") -> dict[str, object]:
+    """The measured passes and the trees, for scripts."""
+    milliseconds = {str(count): 1e3 * seconds for count, seconds in costs.seconds.items()}
+    return {"milliseconds": milliseconds, "gains": [asdict(gain) | {"tree": gain.tree.name} for gain in gains]}
+
+
+def show(costs: "PassCosts", gains: "list[Gain]", drafter_share: float) -> None:
+    """Print what passes cost, and the trees."""
+    terminal.print_table(
+        ["tokens of a pass", *map(str, costs.seconds)],
+        [["milliseconds", *(f"{1e3 * seconds:.1f}" for seconds in costs.seconds.values())]],
+    )
+    rows = [
+        [f"{gain.acceptance:g}", gain.tree.name or "none", f"{gain.tokens:.2f}", f"{gain.times_plain:.2f}"]
+        for gain in gains
+    ]
+    terminal.print_table(COLUMNS, rows)
+    typer.echo(
+        f"A level of drafts is taken to cost {drafter_share:g} of the target's pass, and acceptance to be the same at "
+        "every depth."
+    )
+    if is_busy():
+        terminal.note(BUSY)
