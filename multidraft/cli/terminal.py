@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import typer
@@ -76,8 +76,18 @@ def write_json(path: Path, value: object) -> None:
 
 def note(line: str) -> None:
     """Print a line on stderr, after ending an unfinished line; stdout is left to scripts."""
-    typer.echo("".join(UNFINISHED_LINE) + visible(line), err=True)
+    with bars_away():
+        typer.echo("".join(UNFINISHED_LINE) + visible(line), err=True)
     UNFINISHED_LINE.clear()
+
+
+def bars_away() -> AbstractContextManager[None]:
+    """Take progress bars away while a line is printed, and draw them again below it."""
+    if "tqdm" not in sys.modules:
+        return nullcontext()
+    from tqdm import tqdm
+
+    return tqdm.external_write_mode(file=sys.stderr)
 
 
 class Notes(logging.Handler):

@@ -11,7 +11,7 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal, what_if
-from multidraft.cli.models import NONE, Loader, default_engine, default_pair, load, parse
+from multidraft.cli.models import NONE, Loader, check_names, default_engine, default_pair, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.cli.report import BUSY
 from multidraft.cli.tree_speeds import TreeSpeed, tree_speeds, what_pays
@@ -90,6 +90,7 @@ def tune(
         files.check_picture(plot, [prompts, models.target, models.draft, out])
     for value in temperatures:
         check("temperature", value)
+    check_names(*default_pair(models.target, models.draft, loader.heads_pay))
     entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
 
     import multidraft as md

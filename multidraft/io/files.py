@@ -44,6 +44,13 @@ def check_picture(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
     check(path, "the picture", inputs)
 
 
+def check_folder(name: str) -> None:
+    """Raise where the name of a model is a path, not a hub name, and no folder is there."""
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if is_path and not Path(name).expanduser().is_dir():
+        raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name such as owner/model")
+
+
 def content(path: Path, what: str, max_bytes: int = 2**28) -> bytes:
     """The content of a file; raises if it cannot be read or has more than `max_bytes`, as a device may."""
     try:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from multidraft.errors import AdviceError, shown
-from multidraft.io.files import content
+from multidraft.io.files import check_folder, content
 from multidraft.models.compat import body, check_supported, home, text_config
 from multidraft.models.reader import Reader
 
@@ -39,9 +39,8 @@ def load_tokenizer(name: str, **settings: object) -> PreTrainedTokenizerBase:
 
 def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
     """`from_pretrained` whose failures say what to do in one line; code of the model's own runs only if asked for."""
+    check_folder(name)
     folder = Path(name).expanduser()
-    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name such as owner/model")
     if folder.is_dir() and not (folder / "config.json").exists():
         raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
     for file in SETTINGS if folder.is_dir() else ():

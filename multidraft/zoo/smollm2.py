@@ -25,6 +25,12 @@ def is_installed() -> bool:
         return False
 
 
+def check_installed() -> None:
+    """Raise unless the target's package is there."""
+    if not is_installed():
+        raise AdviceError(f"smollm2 needs the package {PACKAGE} (93 MB, nothing else with it): {INSTALL}")
+
+
 def file(role: str) -> Path:
     """The GGUF file of the `target` or of the `draft`; raises AdviceError where the target is missing, or another."""
     return target() if role == "target" else DRAFT
@@ -41,8 +47,7 @@ def fast_target() -> Path:
 @cache
 def target() -> Path:
     """The target's file, whose checksum is looked at once in a process."""
-    if not is_installed():
-        raise AdviceError(f"smollm2 needs the package {PACKAGE} (93 MB, nothing else with it): {INSTALL}")
+    check_installed()
     path = Path(str(distribution(PACKAGE).locate_file(TARGET)))
     if digest(path) != SHA256:
         raise AdviceError(f"{str(path)!r} is not the file that it should be; get it again: {INSTALL} --force-reinstall")

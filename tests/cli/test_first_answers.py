@@ -31,6 +31,9 @@ app(sys.argv[1:])
         (["--prompt", "x", "--draft", "lookup+copy"], "copy goes first"),
         (["--prompt", "x", "--top-p", "2"], "--top-p"),
         (["--prompts", "/no/prompts"], "check the path"),
+        (["--prompt", "x", "--target", "no.gguf"], "there is no file 'no.gguf'"),
+        (["--prompt", "x", "--target", "/no/folder"], "there is no folder '/no/folder'"),
+        (["--prompt", "x", "--target", "embedded", "--draft", "no.gguf"], "there is no file 'no.gguf'"),
     ],
 )
 def test_wrong_arguments_are_refused_without_torch(arguments, advice):
@@ -87,3 +90,14 @@ def test_a_reader_of_the_help_that_goes_away_ends_it_quietly():
     ended = subprocess.run([sys.executable, "-m", "multidraft", "--help"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert ended.stderr == b""
+
+
+@pytest.mark.parametrize("command", ["study", "generate"])
+def test_a_reader_of_some_lines_of_the_help_ends_it_quietly(command):
+    """As `head` does; the help of a group is written in parts."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "multidraft", command, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.read(1500)
+        process.stdout.close()
+        assert process.stderr.read() == b""

@@ -223,6 +223,17 @@ def test_outputs_are_checked(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_note_stands_on_a_line_without_a_progress_bar(capsys):
+    """The bar is taken away before it, and drawn again below it."""
+    from tqdm import tqdm
+
+    for _ in tqdm(range(2), desc="decoding", mininterval=0):
+        terminal.note("note")
+    lines = [line.split("\r")[-1] for line in capsys.readouterr().err.split("\n")]
+    assert lines.count("note") == 2
+    assert "100%" in lines[-2]
+
+
 def test_any_text_can_be_shown_noted_and_said(monkeypatch, capsys):
     """Control characters show on a terminal and are raw in JSON; notes stand on lines of their own."""
     text = "a\x1b[31m\x07\x9b\x7f\tb"

@@ -54,6 +54,13 @@ def test_names_that_do_not_fit(target, draft, advice):
         load(target, draft, Loader("llama.cpp"))
 
 
+def test_smollm2s_draft_fits_its_own_file():
+    """The target of the package by its path, and any other file: whether that fits is checked when it is loaded."""
+    assert names.default_pair("some/file.gguf", "smollm2") == ("some/file.gguf", "smollm2")
+    with pytest.raises(AdviceError, match="is for the target smollm2"):
+        names.default_pair("embedded", "smollm2")
+
+
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_code_of_a_model_runs_only_if_asked_for(tmp_path, file, pair):
     """As `yes | multidraft generate` would have it: transformers asks, and takes a y from stdin."""

@@ -122,7 +122,19 @@ def test_an_answer_streams(open_page, device):
     expect(page.locator("#system")).to_be_visible(visible=device is DESKTOP)
     if device is PHONE:
         page.locator("#tree-panel summary").tap()
+        page.locator("#settings-panel summary").tap()
     expect(page.locator("#tree svg text").first).to_be_visible()
+    for field in page.locator("#settings :is(input, textarea)").all():
+        assert field.bounding_box()["x"] + field.bounding_box()["width"] <= device["viewport"]["width"]
+
+
+def test_a_note_has_no_colour_of_a_token(open_page):
+    page = open_page()
+    write_answer(page, "Half an ans", end="length")
+    note = ask(page, "Go on").locator(".note")
+    expect(note).to_be_visible()
+    colour = "element => getComputedStyle(element).color"
+    assert note.evaluate(colour) not in page.locator("#legend span").evaluate_all(f"all => all.map({colour})")
 
 
 def test_the_slider_goes_through_all_steps(open_page):

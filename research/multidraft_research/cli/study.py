@@ -8,8 +8,8 @@ from multidraft_research.studies.listed import LISTED
 
 ABOUT = """Measure what the docs report: one study a table or figure.
 
-Pictures need the extra `plot`, solvers of the optimal transport problem need `transport`:
-`pip install -c constraints.txt -e '.[plot,transport]'`.
+Pictures need matplotlib (the extra `plot`), some solvers of the optimal transport problem need SciPy and OR-Tools
+(`transport`). Where one is missing, the error says how to install it.
 """
 
 study = typer.Typer(help=ABOUT, short_help=ABOUT.partition("\n")[0], rich_markup_mode="markdown")
