@@ -125,7 +125,8 @@ def schemes(
     for entry in entries:
         cost = entry["cost"] + ("; small vocabularies only" if as_markdown else " *") * entry["small"]
         source = "; ".join(filter(None, [entry["source"], entry["known_as"]]))
-        row = (entry["rule"], "yes" if entry["exact"] else "no", cost, source)
+        exact = ("not audited" if entry["registered"] else "yes") if entry["exact"] else "no"
+        row = (entry["rule"], exact, cost, source)
         names_of_row.setdefault(row, []).append(entry["name"])
     if as_markdown:
         rows = [

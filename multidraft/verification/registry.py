@@ -57,6 +57,7 @@ SCHEMES: dict[str, Entry] = {
     "distinct:naive": Entry(Distinct, naive, MCSD, LOOK_UP, rate_of_distinct),
 }
 BUILT_IN = frozenset(SCHEMES)
+PACKAGED = set(BUILT_IN)  # with those that installed packages bring
 
 
 def register(name: str, *, law: str | type[Law], rule: Callable[..., Any], **details: Any) -> None:
@@ -97,8 +98,10 @@ def entry_of(name: str, function: Callable[..., Any], law: object, **details: An
 @cache
 def entries() -> dict[str, Entry]:
     """Every scheme, once installed packages have registered theirs."""
+    before = set(SCHEMES)
     for point in sorted(entry_points(group=GROUP)):
         point.load()()
+    PACKAGED.update(SCHEMES.keys() - before)
     return SCHEMES
 
 
@@ -204,13 +207,16 @@ def can_import(module: str) -> bool:
         return False
 
 
-def schemes() -> list[dict[str, str | bool]]:
-    """Every scheme: its law, rule, source and cost, if it is exact, and if it is for small vocabularies only.
+def schemes() -> list[dict[str, object]]:
+    """Every scheme: its law, rule, source and cost, if it is exact, if it is for small vocabularies only.
+
+    Of `registered` ones "exact" is what their author says; `multidraft audit` tries it.
 
     The strongest published yardsticks are block verification (a chain) and traversal verification (a tree).
     """
     names = ("source", "exact", "small", "cost", "known_as")
     return [
-        dict(name=name, law=entry.law.name, rule=name.split(":")[1]) | {field: getattr(entry, field) for field in names}
+        dict(name=name, law=entry.law.name, rule=name.split(":")[1], registered=name not in PACKAGED)
+        | {field: getattr(entry, field) for field in names}
         for name, entry in entries().items()
     ]

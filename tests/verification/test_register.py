@@ -64,6 +64,10 @@ def test_a_registered_rule_is_listed_and_found() -> None:
     md.register("mine:naive", law="iid", rule=naive, source="here")
     entry = next(entry for entry in md.schemes() if entry["name"] == "mine:naive")
     assert (entry["law"], entry["rule"], entry["source"]) == ("iid", "naive", "here")
+    assert [entry["name"] for entry in md.schemes() if entry["registered"]] == ["mine:naive"]
+    (line,) = [line for line in run("schemes").stdout.splitlines() if "mine:naive" in line]
+    assert "not audited" in line
+    assert "yes" not in line
     assert md.scheme("mine:naive", 1).acceptance_rate(P, Q) == md.scheme("iid:naive", 1).acceptance_rate(P, Q)
 
 
