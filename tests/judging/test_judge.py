@@ -165,6 +165,24 @@ def test_a_server_that_shows_too_little(change, advice):
         judged(server)
 
 
+def test_likely_parts_of_characters_are_no_missing_list():
+    """Several tokens then have one text, and a mapping from texts holds them as one; all other tokens are bet on."""
+
+    def broken(choice):
+        lists = choice["logprobs"]
+        changed = {name: [new, *lists[name][1:]] for name, new in BROKEN.items()}
+        return choice | {"logprobs": lists | changed}
+
+    server = FakeServer()
+    server.change = broken
+    verdict = judged(server)
+    assert verdict.reasons == []
+    assert 0 < verdict.bets[0].tokens < verdict.tokens
+
+
+BROKEN = {"tokens": "\ufffd", "token_logprobs": -0.9, "top_logprobs": {"\ufffd": -0.9}}  # a token's, as OpenAI lists it
+
+
 def test_fewer_likeliest_tokens_than_asked_for():
     def shorter(choice):
         tops = [dict(sorted(top.items(), key=lambda p: -p[1])[:2]) for top in choice["logprobs"]["top_logprobs"]]
