@@ -12,6 +12,7 @@ answers are kept in the folder, and a run that was stopped goes on there.
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -186,15 +187,21 @@ def verdict(subject: Subject, url: str, temperature: float, options: argparse.Na
 
 
 def row(line: dict[str, Any]) -> str:
-    """A row of the table."""
-    start = f"| {line['server']} | {line['temperature']:g} |"
+    """A row of the table: the bets against the law that is reported, and what was compared with a reference."""
+    cells = [line["server"], f"{line['temperature']:g}"]
     if "error" in line:
-        return f"{start} | | {line['error']} |"
-    found = line["verdict"]
-    tokens, highest = (", ".join(format(b[key], form) for b in found["bets"])
-                       for key, form in (("tokens", ","), ("highest", ".1f")))  # fmt: skip
-    reasons = "; ".join(reason.split(":")[0] for reason in found["reasons"])
-    return f"{start} {tokens} | {highest} | {reasons or 'nothing found'} |"
+        return f"| {' | '.join([*cells, '', line['error'].removeprefix('multidraft: '), '', ''])} |"
+    found, bets, compared = line["verdict"], line["verdict"]["bets"][0], line["verdict"]["compared"]
+    evidence = f"10^{bets['highest']:.1f}: {'guilty' if found['guilty'] else 'nothing found'}"
+    cells += [f"{bets['tokens']:,}", evidence, strongest(bets) if found["guilty"] else ""]
+    cells.append(f"{compared['tokens']:,} tokens within {compared['tolerance']:.1f}" if compared else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def strongest(bets: dict[str, Any]) -> str:
+    """The bet with the most evidence."""
+    values = {f"{score}, {stratum}": value for stratum, row in bets["by_bet"].items() for score, value in row.items()}
+    return max(values, key=lambda name: values[name])
 
 
 def main() -> None:
@@ -210,10 +217,12 @@ def main() -> None:
     parser.add_argument("--budget-tokens", type=int, default=6000)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped, too
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     lines = [line for subject in tqdm(subjects(options)) for line in judge_all(subject, options)]
-    print("| server | T | tokens bet on | evidence, 10^ | |", "|---|---|---|---|---|", *map(row, lines), sep="\n")
+    head = ["server", "T", "tokens bet on", "evidence", "strongest bet", "log-probabilities at the reference"]
+    print(f"| {' | '.join(head)} |", "|---" * len(head) + "|", *map(row, lines), sep="\n")
 
 
 if __name__ == "__main__":

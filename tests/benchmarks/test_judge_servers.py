@@ -44,8 +44,8 @@ def test_verdicts_and_failures_are_kept(monkeypatch, unchecked, tmp_path, capsys
     assert tables[0] == tables[1]
     *_, fine, broken = tables[0].splitlines()
     assert fine.startswith("| fine | 1 |")
-    assert fine.endswith("| nothing found |")
-    assert broken == "| broken | 1 | | | the server 'broken' did not begin |"
+    assert fine.endswith(": nothing found |  |  |")
+    assert broken == "| broken | 1 |  | the server 'broken' did not begin |  |  |"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
