@@ -112,10 +112,11 @@ def mended(folder: Path) -> Path:
     return facts.parent.resolve()
 
 
-def transformers(program: str) -> Iterator[Subject]:
-    """transformers' server, with SmolLM2."""
-    target = resolve(SMOLLM2, "target", DEFAULT_LOADER)
-    command = [program, "serve", target, "--continuous-batching", "--port", "{port}"]
+def transformers(program: str, folder: Path) -> Iterator[Subject]:
+    """transformers' server, with SmolLM2; without a folder of the hub it cannot list its models."""
+    target, hub = resolve(SMOLLM2, "target", DEFAULT_LOADER), folder / "hub"
+    hub.mkdir(exist_ok=True)
+    command = ["env", f"HF_HUB_CACHE={hub}", program, "serve", target, "--continuous-batching", "--port", "{port}"]
     yield Subject(Contestant("transformers", command, {}), target, ["--reference-model", SMOLLM2])
 
 
@@ -142,7 +143,7 @@ def subjects(options: argparse.Namespace) -> list[Subject]:
     """All that are judged."""
     everybody = list(ours())
     everybody += vllms(options.vllm, options.out) if options.vllm else []
-    everybody += transformers(options.transformers) if options.transformers else []
+    everybody += transformers(options.transformers, options.out) if options.transformers else []
     everybody += llama_servers(options.llama_server) if options.llama_server else []
     everybody += llama_python(options.llama_python) if options.llama_python else []
     chosen = options.only and re.compile(options.only)
