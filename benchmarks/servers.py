@@ -21,6 +21,7 @@ from multidraft.errors import AdviceError
 PATIENCE = 900  # seconds until a server answers: models are loaded, and one of ours measures the pair first
 MODEL = {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}  # vLLM's own default drafts argmaxes
 NGRAM = ("n-grams", {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2})
+STOP_SECONDS = 60  # to end by itself
 ZOO = Path(__file__).parents[1] / "multidraft" / "zoo"
 
 
@@ -30,6 +31,7 @@ class Contestant(NamedTuple):
     name: str
     command: list[str]
     fields: dict[str, Any]
+    health: str = "/health"  # answers when it has begun
 
 
 class Server(NamedTuple):
@@ -95,10 +97,22 @@ def running(contestant: Contestant, log: Path, threads: int) -> Iterator[Server]
     settings = with_threads(threads)
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=settings) as process:
         try:
-            wait(f"http://127.0.0.1:{port}/health", process, contestant.name, log)
+            wait(f"http://127.0.0.1:{port}{contestant.health}", process, contestant.name, log)
             yield Server(f"http://127.0.0.1:{port}", process.pid)
         finally:
-            process.send_signal(signal.SIGTERM)
+            stop(process)
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End a server, and what it has begun if it does not."""
+    begun = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    process.kill()
+    for child in begun:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def wait(address: str, process: subprocess.Popen, name: str, log: Path) -> None:

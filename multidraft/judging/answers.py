@@ -18,7 +18,7 @@ def judged_logprobs(num_logprobs: int) -> int:
 def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Completion:
     """The completion that the parts of an answer make; a whole answer is one part."""
     choices = [choice for part in parts for choice in (part.get("choices") or [])[:1]]
-    chunks = [list(entries_of(choice)) for choice in choices]
+    chunks = entries_by_chunk(choices)
     entries = [entry for chunk in chunks for entry in chunk]
     has_text = any(choice.get("text") for choice in choices)
     if entries or has_text:
@@ -29,6 +29,18 @@ def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Co
     tokens = [entry.token(top, place) for place, chunk in enumerate(chunks) for entry in chunk]
     prompt_ids = next((choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")), None)
     return Completion(ask, tokens, prompt_ids, sum(not entry.is_listed for entry in entries))
+
+
+def entries_by_chunk(choices: list[dict[str, Any]]) -> list[list[Entry]]:
+    """The tokens of each chunk. A chunk of llama.cpp with text alone is an accepted draft, about which it says nothing.
+
+    Other servers may send text alone that they held back, so that this is for llama.cpp's form of lists.
+    """
+    chunks = [list(entries_of(choice)) for choice in choices]
+    if not any(isinstance((choice.get("logprobs") or {}).get("content"), list) for choice in choices):
+        return chunks
+    texts = [choice.get("text") or "" for choice in choices]
+    return [chunk or [Entry(text, None, {})] * bool(text) for chunk, text in zip(chunks, texts, strict=True)]
 
 
 def check_listed(entries: list[Entry], num_logprobs: int, url: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from multidraft.judging.laws import Reported
-from multidraft.judging.observation import Token
+from multidraft.judging.observation import BROKEN_CHARACTER, Token
 
 COMPLETE_MASS = 0.999  # a list whose probabilities sum to as much leaves out no token that matters
 CERTAINTY_TOLERANCE = 1e-3  # a token whose log-probability is nearer to 0 may be the only one
@@ -59,10 +59,14 @@ class Entry:
 
     @property
     def is_listed(self) -> bool:
-        """Whether likeliest tokens came with it; some servers list none for accepted drafts."""
+        """Whether likeliest tokens came with it; some servers list none for accepted drafts.
+
+        Where all that are likely are parts of characters, a mapping from texts holds them as one.
+        """
         if self.logprob is None or not self.listed:
             return False
-        return len(self.listed) > 1 or self.logprob > -CERTAINTY_TOLERANCE
+        is_one_text_for_many = any(BROKEN_CHARACTER in text for text in self.listed)
+        return len(self.listed) > 1 or self.logprob > -CERTAINTY_TOLERANCE or is_one_text_for_many
 
     def token(self, top: int, chunk: int = 0) -> Token:
         """The token with its `top` likeliest."""

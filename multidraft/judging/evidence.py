@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from multidraft.judging.learning import LEARNED, Learner
+from multidraft.judging.learning import LEARNED, Learner, cells_of
 from multidraft.judging.scores import FIXED, Seen, fixed_scores
 
 Array = np.ndarray
@@ -73,13 +73,14 @@ class Evidence:
 
     def add(self, seen: Seen) -> None:
         """Bet on a token, and pay out."""
-        bets = Bets.on(seen.law, np.concatenate([fixed_scores(seen), self.learner.scores(seen)]), self.rounding)
+        cells = cells_of(seen)
+        bets = Bets.on(seen.law, np.concatenate([fixed_scores(seen), self.learner.scores(cells)]), self.rounding)
         in_stratum = [name == EVERY or name in seen.strata for name in self.strata]
         self.log_capital[in_stratum] += np.log(bets.factors()[..., seen.bin])
         self.curve.append(log_sum(self.log_weights + self.log_capital))
         self.highest = max(self.highest, self.curve[-1])
         self.moments += [np.abs(bets.lambdas), bets.gains**2 @ seen.law, np.log1p(bets.allowance)]
-        self.learner.learn(seen)
+        self.learner.learn(seen, cells)
 
     @property
     def tokens(self) -> int:

@@ -37,9 +37,10 @@ ENTROPY_STEPS = 2  # cells for one nat
 MAX_PLACE = 8  # later places in a chunk are one cell
 PRIOR_COUNT = 16.0  # expected occurrences that a cell needs before half of its excess counts
 ANOTHER = -1  # the rank of the last bin
+Cells = list[Sequence[Hashable]]  # of every bin, for each of `LEARNED`
 
 
-def cells(seen: Seen) -> list[Sequence[Hashable]]:
+def cells_of(seen: Seen) -> Cells:
     """The cell of every bin, for each of `LEARNED`."""
     positive = seen.law[seen.law > 0]
     entropy = int(-ENTROPY_STEPS * float(positive @ np.log(positive)))
@@ -56,15 +57,15 @@ class Learner:
     def __init__(self) -> None:
         self.counts = [defaultdict[Hashable, list[float]](lambda: [0.0, 0.0, 0.0]) for _ in LEARNED]
 
-    def scores(self, seen: Seen) -> Float[np.ndarray, "learned bins"]:
-        """The number that each of `LEARNED` gives to every bin, from earlier tokens."""
-        pairs = zip(self.counts, cells(seen), strict=True)
+    def scores(self, cells: Cells) -> Float[np.ndarray, "learned bins"]:
+        """The number that each of `LEARNED` gives to every bin by its cell, from earlier tokens."""
+        pairs = zip(self.counts, cells, strict=True)
         return np.array([[shrunk_excess(*counts[cell]) for cell in row] for counts, row in pairs])
 
-    def learn(self, seen: Seen) -> None:
-        """Count a token, after the bet on it."""
+    def learn(self, seen: Seen, cells: Cells) -> None:
+        """Count a token in its cells, after the bet on it."""
         law = seen.law.tolist()
-        for counts, row in zip(self.counts, cells(seen), strict=True):
+        for counts, row in zip(self.counts, cells, strict=True):
             counts[row[seen.bin]][0] += 1.0
             for p, cell in zip(law, row, strict=True):
                 count = counts[cell]

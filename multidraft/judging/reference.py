@@ -44,10 +44,15 @@ def rounding_of(reference: Reference, completions: Sequence[Completion], setting
 
 
 def differences(completion: Completion, scored: list[Token], tolerance: float) -> list[Place]:
-    """The tokens whose log-probability at the reference differs by more than the tolerance."""
+    """The tokens whose log-probability at the reference differs by more than the tolerance.
+
+    A token that came without likeliest ones is left out: servers write 0 or nothing beside accepted drafts.
+    """
     pairs = enumerate(zip(completion.tokens, scored, strict=True))
     return [
         Place.of(completion, position, token.logprob, expected.logprob)
         for position, (token, expected) in pairs
-        if max(token.logprob, expected.logprob) > MIN_LOGPROB and abs(token.logprob - expected.logprob) > tolerance
+        if token.top
+        and max(token.logprob, expected.logprob) > MIN_LOGPROB
+        and abs(token.logprob - expected.logprob) > tolerance
     ]

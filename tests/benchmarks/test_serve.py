@@ -2,11 +2,14 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import serve
 import servers
@@ -90,6 +93,21 @@ def test_every_server_gets_the_threads_that_are_asked_for(tmp_path, monkeypatch,
         with pytest.raises(SystemExit):
             serve.arguments(["--threads", threads])
         assert "there are 1 to" in capsys.readouterr().err
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+
+
+def test_a_server_that_does_not_end_is_killed_with_what_it_has_begun(monkeypatch):
+    monkeypatch.setattr(servers, "STOP_SECONDS", 0.1)
+    script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]); {STUBBORN}"
+    with subprocess.Popen([sys.executable, "-c", script, STUBBORN], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"1\n", b"1\n"]
+        (child,) = psutil.Process(process.pid).children()
+        servers.stop(process)
+        assert process.wait(60) == -signal.SIGKILL
+        child.wait(60)
 
 
 @pytest.mark.slow

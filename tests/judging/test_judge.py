@@ -13,8 +13,9 @@ from sampled import LETTERS, FakeServer, listed, mixed, plain, speculative, targ
 import multidraft as md
 from multidraft.errors import AdviceError
 from multidraft.judging import client as clients
-from multidraft.judging.observation import Token
-from multidraft.judging.reference import Reference
+from multidraft.judging.answers import completion_of
+from multidraft.judging.observation import Ask, Token
+from multidraft.judging.reference import Reference, differences
 
 URL = "http://fake"
 FEW = {"prompts": ["ab", "ca", "bd"], "budget_tokens": 600, "max_tokens": 24, "num_logprobs": 4}
@@ -165,6 +166,24 @@ def test_a_server_that_shows_too_little(change, advice):
         judged(server)
 
 
+def test_likely_parts_of_characters_are_no_missing_list():
+    """Several tokens then have one text, and a mapping from texts holds them as one; all other tokens are bet on."""
+
+    def broken(choice):
+        lists = choice["logprobs"]
+        changed = {name: [new, *lists[name][1:]] for name, new in BROKEN.items()}
+        return choice | {"logprobs": lists | changed}
+
+    server = FakeServer()
+    server.change = broken
+    verdict = judged(server)
+    assert verdict.reasons == []
+    assert 0 < verdict.bets[0].tokens < verdict.tokens
+
+
+BROKEN = {"tokens": "\ufffd", "token_logprobs": -0.9, "top_logprobs": {"\ufffd": -0.9}}  # a token's, as OpenAI lists it
+
+
 def test_fewer_likeliest_tokens_than_asked_for():
     def shorter(choice):
         tops = [dict(sorted(top.items(), key=lambda p: -p[1])[:2]) for top in choice["logprobs"]["top_logprobs"]]
@@ -276,6 +295,32 @@ def test_a_reference_finds_what_a_server_lies_about(network, prompts):
     report = json.loads(result.stdout)
     assert "what it reports is not the reference's law: request 0, token 0" in report["reasons"][0]
     assert abs(report["compared"]["places"][0]["value"] - report["compared"]["places"][0]["expected"] - 0.01) < 1e-9
+
+
+def test_accepted_drafts_of_llama_cpp_are_tokens_without_lists():
+    """It streams them as text alone, and beside a whole answer lists nothing; other servers' text alone is no token."""
+
+    def part(text, *entries):
+        return {"choices": [{"text": text, "logprobs": {"content": list(entries)} if entries else None}]}
+
+    def entry(text, logprob, count):
+        tops = [{"token": letter, "logprob": value} for letter, value in listed("a").items()][:count]
+        return {"token": text, "logprob": logprob, "top_logprobs": tops}
+
+    values = listed("a")
+    first, last = entry("b", values["b"], 4), entry("c", values["c"], 4)
+    whole = completion_of(Ask(0, "a", 3), [part("bac", first, entry("a", 0.0, 0), last)], 4, URL)
+    streamed = completion_of(Ask(0, "a", 3), [part("b", first), part("a"), part("c", last), part("")], 4, URL)
+    for completion in (whole, streamed):
+        assert (completion.text, completion.unlisted) == ("bac", 1)
+        scored = [token._replace(logprob=values[token.text]) for token in completion.tokens]
+        assert differences(completion, scored, 0.01) == []
+        assert [
+            place.position for place in differences(completion, [t._replace(logprob=-9.0) for t in scored], 0.01)
+        ] == [0, 2]
+    listed_alone = {"tokens": ["b"], "token_logprobs": [values["b"]], "top_logprobs": [values]}
+    held_back = [{"choices": [{"text": "b", "logprobs": listed_alone}]}, part("a")]
+    assert completion_of(Ask(0, "a", 3), held_back, 4, URL).text == "b"
 
 
 def test_rounding_is_learnt_from_the_reference_against_itself():

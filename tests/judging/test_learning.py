@@ -11,7 +11,7 @@ from sampled import completion, draw, speculative, target, texts, typical, write
 
 from multidraft.judging.evidence import EVERY, SCORES, Evidence
 from multidraft.judging.laws import Settings
-from multidraft.judging.learning import LEARNED, Learner
+from multidraft.judging.learning import LEARNED, Learner, cells_of
 from multidraft.judging.observation import Ask, observe
 from multidraft.judging.scores import FIXED, Seen
 
@@ -32,7 +32,7 @@ def trained(step: Callable[[str, random.Random], str], from_the_end: bool = Fals
     learner, rng = Learner(), random.Random(0)
     for _ in range(50):
         for seen in seen_in(write(step, Ask(0, "a", 40), rng), from_the_end):
-            learner.learn(seen)
+            learner.learn(seen, cells_of(seen))
     return learner
 
 
@@ -59,12 +59,12 @@ def test_capital_of_learnt_bets_has_a_mean_of_one():
 
 def test_scores_hang_on_earlier_tokens_only():
     learner, seen = trained(typical), next(seen_in(["a"]))
-    scores = [learner.scores(seen._replace(bin=place)) for place in range(3)]
+    scores = [learner.scores(cells_of(seen._replace(bin=place))) for place in range(3)]
     assert np.array_equal(scores[0], scores[1])
     assert np.array_equal(scores[0], scores[2])
     assert np.abs(scores[0]).max() > 0
-    learner.learn(seen)
-    assert not np.array_equal(scores[0], learner.scores(seen))
+    learner.learn(seen, cells_of(seen))
+    assert not np.array_equal(scores[0], learner.scores(cells_of(seen)))
 
 
 def tilted(context: str, shift: float) -> tuple[float, ...]:
