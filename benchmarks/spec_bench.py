@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
 
 RESAMPLES = 2000
+SETTLING_SECONDS = 1.0  # for which a server's threads may go on waiting actively once it has answered
 Run = dict[str, Any]
 Bar = tuple[str, float, float, float]  # a contestant, its ratio, and the ratio's interval
 
@@ -80,6 +81,7 @@ def measure(options: argparse.Namespace) -> Path:
         options.target, options.engine, options.server, options.new_tokens, options.only
     )
     names = [name for name in all_of_them if not options.only or name in options.only]
+    servers = {server.partition("=")[0] for server in options.server}
     done = {(run["id"], run["temperature"], run["who"]) for run in journal.records}
     turns = [(p, t, name) for t in options.temperature for p in prompts for name in names]
     left = [turn for turn in turns if (turn[0]["id"], turn[1], turn[2]) not in done]
@@ -89,6 +91,8 @@ def measure(options: argparse.Namespace) -> Path:
         run = timed(all_of_them[name], tokenizer(prompt["prompt"]), temperature, number)
         place = dict(id=prompt["id"], task=prompt["task"], temperature=temperature, who=name)
         journal.append(place | run | dict(day=datetime.now(UTC).date().isoformat()))
+        if name in servers:
+            sleep(SETTLING_SECONDS)
     return options.out
 
 
