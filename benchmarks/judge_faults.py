@@ -110,6 +110,14 @@ def cut_before_penalties(function):
     return wrong
 
 
+def right_log_lines(scored, places):
+    """What should be listed, whatever tokens are drawn from."""
+    settings = [scored.rows[row].sampling for row, _ in places]
+    return from_logits.log_distributions(
+        scored.lines(places), settings, state.prefixes_of(scored.rows, scored.trees, places)
+    )
+
+
 @dataclass(frozen=True)
 class Fault:
     """Where it is built in, and what a judge has to do to see it."""
@@ -146,6 +154,10 @@ FAULTS = {
         settings=PENALISED,
     ),
     "top-p before penalties, unlisted": Fault(
-        ((state, "target_distributions", cut_before_penalties(from_logits.target_distributions)),), settings=PENALISED
+        (
+            (state, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
+            (record, "log_lines", right_log_lines),
+        ),
+        settings=PENALISED,
     ),
 }
