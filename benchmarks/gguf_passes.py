@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from multidraft.autotune.what_if import with_text
 from multidraft.errors import AdviceError
 from multidraft.models.gguf import LIBRARIES
 from multidraft.models.gguf.model import GGUF
+from multidraft.models.reader import Reader
 
-TEXT, SIBLINGS = 200, 8
+SIBLINGS = 8
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def opened(files: list[Path]) -> list[tuple[tuple[str, str], GGUF]]:
+def opened(files: list[Path]) -> list[tuple[tuple[str, str], Reader]]:
     """A reader of each file in each library that is installed and reads it, behind its text."""
     readers = []
     for path in files:
@@ -62,15 +64,11 @@ def opened(files: list[Path]) -> list[tuple[tuple[str, str], GGUF]]:
             except AdviceError as error:
                 Console(stderr=True).print(f"left out: {error}", style="yellow")
                 continue
-            reader = model.new(4 * TEXT)
-            tokens = torch.randint(model.vocabulary, (TEXT,), generator=torch.Generator().manual_seed(0)).tolist()
-            reader.forward([tokens], [list(range(-1, TEXT - 1))], "none")
-            reader.commit([list(range(TEXT))])
-            readers.append(((path.name, library), reader))
+            readers.append(((path.name, library), with_text(model)))
     return readers
 
 
-def step(reader: GGUF, count: int, is_tree: bool) -> None:
+def step(reader: Reader, count: int, is_tree: bool) -> None:
     """Read a chain and forget it; or siblings, of which the last stays."""
     tokens = list(range(100, 100 + count))
     reader.forward([tokens], [[-1] * count if is_tree else list(range(-1, count - 1))])

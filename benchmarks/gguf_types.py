@@ -81,9 +81,9 @@ def compared(reference: torch.Tensor, logits: torch.Tensor) -> list[tuple[float,
 
 def summary(pairs: list[tuple[float, bool]]) -> list[float]:
     """A line of the table."""
-    values, same = map(np.array, zip(*pairs, strict=True))
+    values, is_same = map(np.array, zip(*pairs, strict=True))
     error = float(values.std() / len(values) ** 0.5)
-    return [float(values.mean()), error, *map(float, np.quantile(values, [0.5, 0.99])), float(same.mean())]
+    return [float(values.mean()), error, *map(float, np.quantile(values, [0.5, 0.99])), float(is_same.mean())]
 
 
 def show(lines: dict[str, list[float]], as_json: bool) -> None:

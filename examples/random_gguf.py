@@ -16,8 +16,7 @@ from transformers import LlamaConfig
 sys.path.insert(0, str(Path(__file__).parent))
 from to_gguf import add, add_settings, gguf
 
-LAYERS, WIDTH, INNER, HEADS, GROUPS, VOCABULARY = range(6)
-SHAPES = {  # SmolLM2's three, and Llama 3.1's smallest
+SHAPES = {  # arguments of `config_of`: SmolLM2's three, and Llama 3.1's smallest
     "135m": (30, 576, 1536, 9, 3, 49152),
     "360m": (32, 960, 2560, 15, 5, 49152),
     "1.7b": (24, 2048, 8192, 32, 32, 49152),
@@ -49,15 +48,15 @@ def write(shape: str, path: Path, kind: str) -> None:
     writer.close()
 
 
-def config_of(*shape: int) -> LlamaConfig:
-    """The configuration of a shape."""
+def config_of(layers: int, width: int, inner: int, heads: int, groups: int, vocabulary: int) -> LlamaConfig:
+    """The configuration of a shape; several heads share a group's keys and values."""
     return LlamaConfig(
-        num_hidden_layers=shape[LAYERS],
-        hidden_size=shape[WIDTH],
-        intermediate_size=shape[INNER],
-        num_attention_heads=shape[HEADS],
-        num_key_value_heads=shape[GROUPS],
-        vocab_size=shape[VOCABULARY],
+        num_hidden_layers=layers,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
     )
 

@@ -89,7 +89,7 @@ class Auto(Growing):
     def skips_draft_model(self) -> bool:
         """Whether the draft model is not asked at present, so that it need not catch up."""
         is_known = bool(self.rows) and self.has_costs
-        return self.kind == "pass" and is_known and not (self.model_pays or self.is_probing)
+        return self.kind == "pass" and is_known and not self.asks_model
 
     @property
     def looks_up_alone(self) -> bool:

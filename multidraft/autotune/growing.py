@@ -71,10 +71,10 @@ class Growing(TreePolicy):
             nodes = [[0] if row < rows else [] for row in range(len(trees))]
             return Plan(nodes, lookup_only=self.kind == "mixed" and not self.asks_model)
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
-        asks_model = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
-        asked_nodes = model_nodes if asks_model or self.kind == "mixed" else [()] * len(trees)
+        level_pays = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
+        asked_nodes = model_nodes if level_pays or self.kind == "mixed" else [()] * len(trees)
         pairs = zip(asked_nodes, lookup_nodes, strict=True)
-        return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not asks_model)
+        return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not level_pays)
 
     def drafting_rows(self, rows: int) -> int:
         """How many of the rows draft, the first ones: of a draft model that is only tried, about their square root.
@@ -83,7 +83,7 @@ class Growing(TreePolicy):
         """
         if self.kind == "pass" and not self.asks_model:
             return 0
-        is_trial = self.kind != "lookup" and self.is_probing and not self.model_pays
+        is_trial = self.asks_model and not self.model_pays
         return math.isqrt(rows - 1) + 1 if is_trial else rows
 
     def gains(self, tree: TokenTree, depth: int) -> tuple[dict[int, float], dict[int, float]]:

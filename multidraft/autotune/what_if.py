@@ -5,7 +5,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,8 +146,3 @@ def added_acceptance(acceptance: float, rank: int) -> float:
     power = math.log1p(-min(acceptance, MAX_ACCEPTANCE)) / math.log(DEFAULT.missing[1])
     missing = DEFAULT.missing[rank : rank + 2] ** power
     return float(missing[0] - missing[1])
-
-
-def best_gains(costs: PassCosts, acceptances: Sequence[float], drafter_share: float) -> list[Gain]:
-    """The best tree for each acceptance."""
-    return [best_gain(costs, acceptance, drafter_share) for acceptance in acceptances]

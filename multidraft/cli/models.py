@@ -80,6 +80,11 @@ class Loader(NamedTuple):
         """The library that has to read GGUF files, if one has to."""
         return self.engine if self.engine in LIBRARIES else None
 
+    @property
+    def settings(self) -> dict[str, bool]:
+        """What transformers' `from_pretrained` is told."""
+        return {"trust_remote_code": True} if self.trust else {}
+
     def check(self) -> None:
         """Raise on an engine that does not exist."""
         if self.engine not in (None, *ENGINES):
@@ -220,16 +225,15 @@ def load_models(
     paths = [resolve(target, "target", loader), *(resolve(name, "draft", loader) for name in drafts)]
     files = {path: GGUF(Path(path), library=loader.library) for path in dict.fromkeys(paths) if is_file(path)}
     go_offline_without_hub(path for path in paths if path not in files)
-    settings = {"trust_remote_code": True} if loader.trust else {}
     tokenizers = {
-        path: LlamaTokenizer(files[path].weights) if path in files else load_tokenizer(path, **settings)
+        path: LlamaTokenizer(files[path].weights) if path in files else load_tokenizer(path, **loader.settings)
         for path in dict.fromkeys(paths)
         if path == paths[0] or not has_partial_vocabulary(path, files.get(path))
     }
     for path, tokenizer in tokenizers.items():
         check_pieces(paths[0], tokenizers[paths[0]], path, tokenizer)
     models: list[Model] = [
-        files[path] if path in files else ready_model(load_model(path, **settings), name)
+        files[path] if path in files else ready_model(load_model(path, **loader.settings), name)
         for path, name in zip(paths, [target, *drafts], strict=True)
     ]
     if paths[0] not in files:

@@ -39,12 +39,12 @@ def tell(
     """Time the target's passes, and print the best tree for every acceptance."""
     from tqdm import tqdm
 
-    from multidraft.autotune.what_if import best_gains, time_passes
+    from multidraft.autotune.what_if import best_gain, time_passes
 
     model = target_alone(target, loader)
     with tqdm(total=budget, desc="timing passes", bar_format=BAR_FORMAT, leave=False) as bar:
         costs = time_passes(model, budget, lambda seconds: bar.update(min(seconds, budget - bar.n)))
-    gains = best_gains(costs, acceptances, drafter_share)
+    gains = [best_gain(costs, acceptance, drafter_share) for acceptance in acceptances]
     if as_json:
         return terminal.print_json(as_dict(costs, gains) | {"drafter_share": drafter_share, "busy": is_busy()})
     show(costs, gains, drafter_share)
@@ -59,7 +59,7 @@ def target_alone(name: str, loader: Loader) -> "Model":
     path = resolve(name, "target", loader)
     if is_file(path):
         return GGUF(Path(path), library=loader.library)
-    return ready_model(load_model(path, **({"trust_remote_code": True} if loader.trust else {})), name)
+    return ready_model(load_model(path, **loader.settings), name)
 
 
 def as_dict(costs: "PassCosts", gains: "list[Gain]") -> dict[str, object]:

@@ -55,15 +55,15 @@ class FixedTree:
         there, and no link leads to it. Nothing is read on the way; the answer keeps the distributions as they were.
         """
         tokens, is_drawn = roots.long()[:, None], torch.ones_like(roots, dtype=torch.bool)[:, None]
-        kept: dict[int, Tensor] = {}
+        probs_of_slot: dict[int, Tensor] = {}
         for slots, counts in zip(self.levels, self.counts, strict=True):
             probs = distributions(tokens, slots)
             drawn = draw_children(probs, max(counts), law, generator)  # fewer drafts are the first of more
             children = torch.cat([drawn[:, rank, :count] for rank, count in enumerate(counts)], -1)
-            kept |= zip(slots, probs.unbind(1), strict=True)
+            probs_of_slot |= zip(slots, probs.unbind(1), strict=True)
             tokens, is_drawn = torch.cat([tokens, children.clamp(min=0)], -1), torch.cat([is_drawn, children >= 0], -1)
-        blank = torch.zeros_like(kept[0])  # of leaves between the slots that draw
-        laws = torch.stack([kept.get(slot, blank) for slot in range(1 + max(kept))], 1)
+        blank = torch.zeros_like(probs_of_slot[0])  # of leaves between the slots that draw
+        laws = torch.stack([probs_of_slot.get(slot, blank) for slot in range(1 + max(probs_of_slot))], 1)
         places = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
         first_child, next_sibling = linked(self.first_child, is_drawn), linked(self.next_sibling, is_drawn)
         return DrawnTrees(tokens, places, first_child, next_sibling, laws)

@@ -191,15 +191,15 @@ def test_a_draft_that_has_become_good_is_used_again_and_deep() -> None:
 
 
 @unchecked
-@pytest.mark.parametrize(("rows", "tried"), [(1, 1), (2, 2), (4, 2), (16, 4), (17, 5)])
+@pytest.mark.parametrize(("rows", "trial_rows"), [(1, 1), (2, 2), (4, 2), (16, 4), (17, 5)])
 @pytest.mark.parametrize("kind", ["pass", "mixed", "lookup"])
-def test_a_draft_model_that_is_only_tried_is_tried_in_a_few_rows(rows: int, tried: int, kind: Cost) -> None:
+def test_a_draft_model_that_is_only_tried_is_tried_in_a_few_rows(rows: int, trial_rows: int, kind: Cost) -> None:
     policy = Growing(8, 2, kind)
     for model_pays, is_probing in ((True, False), (True, True), (False, True), (False, False)):
         policy.model_pays, policy.is_probing = model_pays, is_probing
         nodes = policy.plan([TokenTree([5])] * rows, 0).nodes
-        few = tried if kind != "lookup" and is_probing and not model_pays else rows
-        expected = 0 if kind == "pass" and not (model_pays or is_probing) else few
+        drafting_rows = trial_rows if kind != "lookup" and is_probing and not model_pays else rows
+        expected = 0 if kind == "pass" and not (model_pays or is_probing) else drafting_rows
         assert nodes == [[0]] * expected + [[]] * (rows - expected)
 
 

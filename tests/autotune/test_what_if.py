@@ -91,9 +91,9 @@ def test_passes_are_timed_and_never_fall():
 
 def test_the_command_names_trees():
     options = ["tune", "--target", "embedded", "--budget", 0, "--what-if", 0.0, "--what-if", 1.0]
-    found = printed(*options)
-    assert [found["gains"][0][name] for name in ("tree", "tokens", "times_plain")] == ["", 1.0, 1.0]
-    assert set(found["milliseconds"]) == {*map(str, TOKEN_COUNTS)}
+    report = printed(*options)
+    assert [report["gains"][0][name] for name in ("tree", "tokens", "times_plain")] == ["", 1.0, 1.0]
+    assert set(report["milliseconds"]) == {*map(str, TOKEN_COUNTS)}
     shown = run(*options, "--drafter-share", 0.5).stdout
     assert "0.5 of the target's pass" in shown
     assert "none" in shown
@@ -105,5 +105,5 @@ def test_the_example_writes_a_file_whose_passes_are_timed(tmp_path, monkeypatch)
     monkeypatch.setitem(random_gguf.SHAPES, "8b", (2, 64, 128, 2, 1, 96))
     path = tmp_path / "random.gguf"
     random_gguf.write("8b", path, "q4_0")
-    found = printed("tune", "--target", path, "--budget", 0, "--what-if", 0.5)
-    assert found["gains"][0]["acceptance"] == 0.5
+    report = printed("tune", "--target", path, "--budget", 0, "--what-if", 0.5)
+    assert report["gains"][0]["acceptance"] == 0.5

@@ -98,22 +98,22 @@ class Case:
 
     def boxes(self, monkeypatch: pytest.MonkeyPatch) -> list[Box]:
         """Boxes of numbers with the same answer, of all rows together."""
-        asked = defaultdict[int, Flips](list)
+        asked_flips = defaultdict[int, Flips](list)
         flip = batched.Coins.flip
 
         def recorded(coins: batched.Coins, probability: Tensor, asks: Tensor) -> Tensor:
             heads = flip(coins, probability, asks)
             for row in asks.nonzero()[:, 0].tolist():
-                asked[row].append((float(probability[row]), bool(heads[row])))
+                asked_flips[row].append((float(probability[row]), bool(heads[row])))
             return heads
 
         done, pending = list[Box](), [Box(row, ((0.0, 1.0),) * self.numbers, 0) for row in range(len(self.chances))]
         with monkeypatch.context() as patch:
             patch.setattr(batched.Coins, "flip", recorded)
             while pending:
-                asked.clear()
+                asked_flips.clear()
                 self.paths([box.row for box in pending], [box.at(0.5) for box in pending], self.middle(len(pending)))
-                parts = [[*box.parts(asked[index])] for index, box in enumerate(pending)]
+                parts = [[*box.parts(asked_flips[index])] for index, box in enumerate(pending)]
                 done += [first for first, *_ in parts]
                 pending = [other for _, *others in parts for other in others]
         return done
