@@ -7,11 +7,13 @@ import gguf_passes
 import pytest
 from ggufs import INSTALLED, tiny_file
 
+from multidraft.autotune import what_if
+
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_every_library_that_reads_a_file_has_its_numbers(form, capsys, monkeypatch):
     file = tiny_file("llama")
-    monkeypatch.setattr(gguf_passes, "TEXT", 8)
+    monkeypatch.setattr(what_if, "TEXT_TOKENS", 8)
     monkeypatch.setattr(sys, "argv", ["gguf_passes", str(file), "--tokens", "1", "8", "--rounds", "2", *form])
     gguf_passes.main()
     printed, errors = capsys.readouterr()
