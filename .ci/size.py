@@ -35,8 +35,8 @@ def main() -> int:
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_700),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 24_700),
-        ("docs and README, written words", sum(map(words, pages)), 17_800),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 24_900),
+        ("docs and README, written words", sum(map(words, pages)), 17_900),
     ]
     for name, size, limit in rows:
         note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"

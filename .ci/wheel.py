@@ -1,7 +1,13 @@
-"""Print what the wheel in a folder holds, and end with 1 where it is too large or lacks a file that users need."""
+"""Print what the wheel in a folder holds, and end with 1 where something is wrong.
 
+It may be too large, lack a file that users need or an address, or have a description with a relative link, which leads
+nowhere on a package index.
+"""
+
+import re
 import sys
 from collections import Counter
+from email import message_from_bytes
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -14,6 +20,18 @@ NEEDED = {
     "multidraft/server/page.html",
     "multidraft/py.typed",
 }
+ADDRESSES = {"Source", "Documentation", "Changelog", "Issues"}
+RELATIVE_LINK = re.compile(r"""(?:\]\(|^\[[^\]\n]+\]:\s+|\b(?:src|href)=["']?)(?!https://|mailto:|#)[^)\s]*""", re.M)
+
+
+def metadata_faults(metadata: bytes) -> list[str]:
+    """Addresses that the metadata lack, and links of the description that lead nowhere on an index."""
+    message = message_from_bytes(metadata)
+    named = {line.partition(",")[0] for line in message.get_all("Project-URL", [])}
+    text = message.get_payload(decode=True).decode()
+    links = RELATIVE_LINK.findall(re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
+    faults = [f"no Project-URL {name}" for name in sorted(ADDRESSES - named)]
+    return faults + [f"a relative link: {link}" for link in links]
 
 
 def main(folder: str) -> int:
@@ -21,17 +39,18 @@ def main(folder: str) -> int:
     (path,) = Path(folder).glob("*.whl")
     with ZipFile(path) as wheel:
         files = wheel.infolist()
+        (metadata,) = [wheel.read(file) for file in files if file.filename.endswith(".dist-info/METADATA")]
     sizes, megabytes = Counter[str](), path.stat().st_size / 1e6
     for file in files:
         sizes["/".join(file.filename.split("/")[:-1][:3])] += file.compress_size
     for name, size in sizes.most_common(6):
         print(f"{size / 1e6:6.1f} MB  {name}")
-    missing = NEEDED - {file.filename for file in files}
+    faults = [f"{name} is missing" for name in sorted(NEEDED - {file.filename for file in files})]
+    faults += metadata_faults(metadata)
     is_large = megabytes > MAX_MEGABYTES
     print(f"{megabytes:6.1f} MB  {path.name}, limit {MAX_MEGABYTES}{'  ABOVE' if is_large else ''}")
-    for name in sorted(missing):
-        print(f"{name} is missing")
-    return int(is_large or bool(missing))
+    print(*faults, sep="\n", end="\n" * bool(faults))
+    return int(is_large or bool(faults))
 
 
 if __name__ == "__main__":
