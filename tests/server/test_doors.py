@@ -219,6 +219,13 @@ def test_the_containers_check_of_health_says_when_the_server_is_well():
         assert subprocess.run(command, capture_output=True).returncode != 0
 
 
+def test_the_containers_answers_end_before_docker_kills_it():
+    """`docker stop` sends SIGKILL ten seconds after SIGTERM: with the default of `--drain` it cut streams off."""
+    (line,) = [line for line in (ROOT / "examples" / "Dockerfile").read_text().splitlines() if "ENTRYPOINT" in line]
+    command = json.loads(line.removeprefix("ENTRYPOINT "))
+    assert int(command[command.index("--drain") + 1]) + process.GRACE_SECONDS < 9
+
+
 def test_without_its_extra_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     result = CliRunner().invoke(app, ["serve"])
