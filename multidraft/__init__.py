@@ -1,5 +1,6 @@
 """Multi-draft speculative decoding: faster generation whose output has exactly the target model's distribution."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ __all__ = [
     "verify_tree",
 ]
 __version__ = "0.2.0"
+
+# OpenMP's threads spin while they have nothing to do, by default for milliseconds: where another process wants a core, a
+# pass can take a hundred times as long. Read when torch is loaded, so that who imports torch first sets it himself.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
     "AdviceError": "errors",

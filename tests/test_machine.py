@@ -1,5 +1,8 @@
 """Memory that can be had: the host's, or less where a container or a group within it says so, in made-up folders."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,3 +71,14 @@ def test_a_system_without_such_files(tmp_path: Path, monkeypatch) -> None:
     for name in ("CGROUP_ROOT", "CGROUPS_OF_PROCESS"):
         monkeypatch.setattr(machine, name, tmp_path / "none")
     assert (machine.available(torch.device("cpu")) or 0) > MIB
+
+
+@pytest.mark.parametrize(
+    ("before", "count"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_idle_threads_spin_briefly_unless_somebody_says_otherwise(before: dict[str, str], count: str | None) -> None:
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | before
+    program = "import multidraft, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert output.split() == [str(count), "False"]

@@ -118,7 +118,7 @@ class CausalLM(Reader):
             if logits is not None:
                 return logits
         seen = {kind: None if kind == "linear_attention" else mask for kind, mask in masks.items()}
-        with packed(self.model), grouped(compat.text_config(self.model)):
+        with packed(self.model), grouped(compat.text_config(self.model), masks.values()):
             output = self.reading(
                 input_ids=tokens,
                 position_ids=positions,

@@ -8,7 +8,7 @@ than to multiply them with a few tokens. Here a packed copy stays; the model is 
 weights is noticed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from multidraft.machine import available
+from multidraft.models.attention import SlotLists
 from multidraft.models.compat import GROUPED
 
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
@@ -43,6 +44,9 @@ def attend(
     """What transformers' `sdpa` gives."""
     (rows, heads, new, width), shared, mask = query.shape, key.shape[1], attention_mask
     special = any(options.get(name) is not None for name in SPECIAL)
+    lists = None if mask is None or special else mask.__dict__.get("slot_lists")
+    if lists is not None and lists.can_attend(query, key, value):
+        return lists.attend(query, key, value, width**-0.5 if scaling is None else scaling), None
     if special or mask is None or shared == heads or mask.shape[1] > 1 or mask.numel() > 2 * key.numel():
         return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
     times, repeated = heads // shared, mask.__dict__.setdefault("repeated", {})  # made once for all layers of a pass
@@ -58,12 +62,13 @@ AttentionMaskInterface.register(GROUPED, sdpa_mask)  # for a pass of somebody el
 
 
 @contextmanager
-def grouped(config: PretrainedConfig) -> Iterator[None]:
-    """Let a model with these settings use it for a while, in place of `sdpa` and of nothing else."""
-    heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-    gains = config._attn_implementation == "sdpa" and shared and heads != shared
+def grouped(config: PretrainedConfig, masks: Iterable[Float[Tensor, "rows 1 new slots"]]) -> Iterator[None]:
+    """Let a model with these settings use it for a pass with such masks, in place of `sdpa` and of nothing else."""
+    gains = config._attn_implementation == "sdpa" and getattr(config, "num_key_value_heads", None)
     if gains:
         config._attn_implementation = GROUPED
+        for mask in masks:
+            mask.__dict__["slot_lists"] = SlotLists.of(mask)
     try:
         yield
     finally:

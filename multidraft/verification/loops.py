@@ -48,7 +48,7 @@ def paired(twin: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True
 def compiled(function: Callable, any_order: bool = False) -> Callable:
     """The loop compiled when it is first called, and kept on disk; it may add up in `any_order`, several at a time."""
     plain = inspect.unwrap(function)  # without what checks its types in tests
-    make = partial(njit, error_model="numpy", fastmath={"reassoc"} if any_order else False)
+    make = partial(njit, error_model="numpy", fastmath={"reassoc", "contract", "nsz"} if any_order else False)
     try:
         return make(cache=True)(plain)
     except RuntimeError:  # there is nowhere to keep it

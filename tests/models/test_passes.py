@@ -41,6 +41,7 @@ def test_trees_use_our_attention_and_nothing_else_does(monkeypatch: pytest.Monke
         return nn.functional.scaled_dot_product_attention(*arguments, **keywords)
 
     monkeypatch.setattr(passes, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(passes.SlotLists, "of", lambda _: None)
     reader = CausalLM(model, 64)
     reader.forward([[1, 2, 3]], [[-1, 0, 0]])
     model(torch.tensor([[1, 2, 3]]))
