@@ -36,8 +36,8 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
-# Idle threads of OpenMP spin, by default for milliseconds: where another process wants a core, a pass can take a hundred
-# times as long. This is read when torch is loaded; where torch is imported first, it has no effect.
+# Idle threads of OpenMP spin, by default for milliseconds: where another process wants a core, a pass can take a
+# hundred times as long. This is read when torch is loaded; where torch is imported first, it has no effect.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
