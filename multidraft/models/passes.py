@@ -8,8 +8,9 @@ than to multiply them with a few tokens. Here a packed copy stays; the model is 
 weights is noticed.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from multidraft.machine import available
 from multidraft.models.attention import SlotLists
 from multidraft.models.compat import GROUPED
+from multidraft.models.norms import can_normalise, epsilon_of, normalise
 
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
 MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
@@ -76,16 +78,55 @@ def grouped(config: PretrainedConfig, masks: Iterable[Float[Tensor, "rows 1 new 
             config._attn_implementation = "sdpa"
 
 
-class Layer:
-    """A linear layer and a packed copy of its weight; raises RuntimeError where this processor cannot have one.
+class Replacement:
+    """What takes the place of a module's forward for a while; raises RuntimeError where this processor cannot.
 
     `siblings` are what its parent holds by name: the parent itself may be the key that this is kept by.
     """
 
-    def __init__(self, module: nn.Linear, siblings: Mapping[str, nn.Module | None], name: str):
+    def __init__(self, module: Any, siblings: Mapping[str, nn.Module | None], name: str):
         self.module, self.weight, self.siblings, self.name = module, module.weight, siblings, name
         self.version, self.place = self.weight._version, self.weight.data_ptr()
         self.pack(self.weight.detach())
+
+    @abstractmethod
+    def pack(self, weight: Tensor) -> None:
+        """Get ready, and try it once."""
+
+    @abstractmethod
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the module gives."""
+
+    def is_fresh(self) -> bool:
+        """Whether the module is still in its place, with the weight that was there."""
+        module = self.siblings.get(self.name)
+        if module is None or module is not self.module:  # as after `resize_token_embeddings`
+            return False
+        weight = module._parameters["weight"]
+        return weight is self.weight and weight._version == self.version and weight.data_ptr() == self.place
+
+
+class Norm(Replacement):
+    """An RMS norm in one loop; raises AssertionError where the module is another kind of norm."""
+
+    def pack(self, weight: Float[Tensor, " width"]) -> None:
+        """Try it once."""
+        epsilon = epsilon_of(self.module)
+        assert epsilon is not None
+        self.epsilon, self.detached = float(epsilon), weight
+        sample = torch.linspace(-3, 5, 2 * len(weight), dtype=weight.dtype).view(2, -1)
+        with torch.inference_mode():
+            torch.testing.assert_close(self.forward(sample), type(self.module).forward(self.module, sample))
+
+    def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
+        """What the norm gives."""
+        if not can_normalise(inputs, self.detached):
+            return type(self.module).forward(self.module, inputs)
+        return normalise(inputs, self.detached, self.epsilon)
+
+
+class Layer(Replacement):
+    """A linear layer and a packed copy of its weight."""
 
     def pack(self, weight: Float[Tensor, "wide width"]) -> None:
         """Make the copy, and try it once."""
@@ -101,15 +142,8 @@ class Layer:
             return linear(inputs, self.weight, self.module.bias)
         return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.module.bias, "none", [], "")
 
-    def is_fresh(self) -> bool:
-        """Whether the layer is still in its place, with the weight that was packed."""
-        if self.siblings.get(self.name) is not self.module:  # as after `resize_token_embeddings`
-            return False
-        weight = self.module._parameters["weight"]
-        return weight is self.weight and weight._version == self.version and weight.data_ptr() == self.place
 
-
-PACKED: WeakKeyDictionary[nn.Module, list[Layer]] = WeakKeyDictionary()
+PACKED: WeakKeyDictionary[nn.Module, list[Replacement]] = WeakKeyDictionary()
 
 
 def fits(module: nn.Module | None) -> TypeGuard[nn.Linear]:
@@ -120,9 +154,14 @@ def fits(module: nn.Module | None) -> TypeGuard[nn.Linear]:
     return weight.device.type == "cpu" and weight.dtype in KINDS and weight.numel() >= MIN_PACKED_NUMBERS
 
 
+def places_in(module: nn.Module) -> list[tuple[dict[str, nn.Module | None], str]]:
+    """Where all modules within one are: what their parent holds by name, and the name."""
+    return [(parent._modules, name) for parent in module.modules() for name in parent._modules]
+
+
 def pack(module: nn.Module, kind: type[Layer] = Layer) -> list[Layer]:
     """All layers of a module that can be packed, if half of the memory that is left holds them; else none."""
-    places = [(parent._modules, name) for parent in module.modules() for name in parent._modules]
+    places = places_in(module)
     places_of_layers = {child: place for place in places if fits(child := place[0][place[1]])}  # each once
     free = available(torch.device("cpu"))
     if free is not None and sum(layer.weight.nbytes for layer in places_of_layers) > free / 2:
@@ -133,15 +172,25 @@ def pack(module: nn.Module, kind: type[Layer] = Layer) -> list[Layer]:
         return []
 
 
+def norms_of(module: nn.Module) -> list[Norm]:
+    """The norms of a module that a loop can compute."""
+    norms = []
+    for siblings, name in places_in(module):
+        if epsilon_of(siblings[name]) is not None:
+            with suppress(AssertionError, RuntimeError):
+                norms.append(Norm(siblings[name], siblings, name))
+    return norms
+
+
 @contextmanager
 def packed(module: nn.Module, kind: type[Layer] = Layer) -> Iterator[None]:
-    """Let the linear layers of a module use their packed weights for a while, made anew where one has changed.
+    """Let the layers and norms of a module be computed our way for a while, made anew where a weight has changed.
 
     A module's are always of one kind.
     """
     layers = [] if torch.is_autocast_enabled("cpu") else PACKED.get(module)
     if layers is None or not all(layer.is_fresh() for layer in layers):
-        layers = PACKED[module] = pack(module, kind)
+        layers = PACKED[module] = [*pack(module, kind), *norms_of(module)]
     for layer in layers:
         layer.module.__dict__.setdefault("forward", layer.forward)  # what else has taken a layer over since stays
     try:

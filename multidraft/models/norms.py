@@ -1,0 +1,55 @@
+"""RMS norms of few tokens on CPUs in one loop: eight operations of PyTorch take longer to call than to compute."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from multidraft.models.attention import NUMBERS, array_at, narrowed, widened
+from multidraft.verification.loops import compiled
+
+MAX_TOKENS = 128  # at once; PyTorch's operations use several threads, which pays for prompts
+
+
+def epsilon_of(module: nn.Module | None) -> float | None:
+    """The epsilon of a norm by its name; None of any other module, and of one that something has taken over."""
+    if module is None or not type(module).__name__.endswith("RMSNorm") or "forward" in module.__dict__:
+        return None
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dtype not in NUMBERS or not weight.is_cpu or weight.is_inference():
+        return None
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def can_normalise(inputs: Tensor, weight: Float[Tensor, " width"]) -> bool:
+    """Whether the loop reads these, and is faster."""
+    few = inputs.numel() <= MAX_TOKENS * len(weight)
+    return few and inputs.dtype == weight.dtype and inputs.is_cpu and inputs.is_contiguous()
+
+
+def normalise(
+    inputs: Float[Tensor, "*tokens width"], weight: Float[Tensor, " width"], epsilon: float
+) -> Float[Tensor, "*tokens width"]:
+    """w x / sqrt(mean(x^2) + epsilon), where the quotient is rounded before the product, as in transformers."""
+    outputs, width = torch.empty_like(inputs), len(weight)
+    addresses = inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr()
+    normalise_lines(*addresses, inputs.numel() // width, width, epsilon, NUMBERS[weight.dtype](0))
+    return outputs
+
+
+@partial(compiled, any_order=True)
+def normalise_lines(inputs, weight, outputs, count, width, epsilon, number):
+    """The same for lines at an address."""
+    sources = array_at(inputs, number, count * width).reshape((count, width))
+    results = array_at(outputs, number, count * width).reshape((count, width))
+    weights = array_at(weight, number, width)
+    for line in range(count):
+        source, result, squares = sources[line], results[line], np.float32(0)
+        for i in range(width):
+            squares += widened(source[i]) * widened(source[i])
+        factor = np.float32(1) / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
+        for i in range(width):
+            quotient = narrowed(widened(source[i]) * factor, number)
+            result[i] = narrowed(widened(quotient) * widened(weights[i]), number)

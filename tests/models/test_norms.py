@@ -1,0 +1,71 @@
+"""RMS norms in one loop: what transformers gives, only for such norms, and anew where weights change."""
+
+import pytest
+import torch
+from tiny import tiny_model
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from multidraft.models import passes
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.norms import MAX_TOKENS, can_normalise
+from multidraft.models.passes import Norm, norms_of, packed
+
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 0.0}  # sums are rounded in another order, and then to bfloat16
+
+
+def norm(kind: type[nn.Module], dtype: torch.dtype) -> nn.Sequential:
+    """A model of one norm, whose weight is not one."""
+    module = kind(72, eps=1e-3).to(dtype).requires_grad_(False)
+    module.weight.copy_(torch.rand(72, generator=torch.Generator().manual_seed(1)) + 0.5)
+    return nn.Sequential(module)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("shape", [(2, 1, 72), (2, 5, 72), (3, 72), (MAX_TOKENS + 1, 72)])
+def test_as_transformers(dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = norm(LlamaRMSNorm, dtype), list[int]()
+    inputs = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    plainly = passes.normalise
+    with torch.inference_mode(), packed(model):
+        monkeypatch.setattr(passes, "normalise", lambda *arguments: calls.append(1) or plainly(*arguments))
+        outputs = model(inputs)
+        scattered = model(inputs.transpose(0, -1).contiguous().transpose(0, -1))
+    assert calls == ([1] if inputs.numel() <= MAX_TOKENS * 72 else [])  # and none for numbers that lie apart
+    for result in (outputs, scattered):
+        torch.testing.assert_close(result, model(inputs), atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+    assert "forward" not in model[0].__dict__
+
+
+def test_other_norms_stay_as_they_are() -> None:
+    """Gemma adds one to the weight; a loop that took it for Llama's would be caught by the sample."""
+    assert norms_of(norm(GemmaRMSNorm, torch.bfloat16)) == []
+    assert norms_of(nn.Sequential(nn.LayerNorm(72))) == []
+    assert norms_of(norm(LlamaRMSNorm, torch.float64)) == []
+    assert len(norms_of(norm(LlamaRMSNorm, torch.bfloat16))) == 1
+
+
+def test_a_changed_weight_is_seen() -> None:
+    model, inputs = norm(LlamaRMSNorm, torch.float32), torch.randn(4, 72)
+    with torch.inference_mode(), packed(model):
+        before = model(inputs)
+    model[0].weight.mul_(2)
+    with torch.inference_mode(), packed(model):
+        torch.testing.assert_close(model(inputs), 2 * before)
+
+
+def test_numbers_of_another_kind() -> None:
+    weight = torch.ones(8)
+    assert can_normalise(torch.ones(3, 8), weight)
+    assert not can_normalise(torch.ones(3, 8, dtype=torch.bfloat16), weight)
+    assert not can_normalise(torch.ones(8, 8).T[:3].T[:8], weight)
+
+
+def test_models_are_read_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers have two norms each, and the model one more; with a wrong epsilon logits would differ."""
+    model = tiny_model("llama")
+    expected = CausalLM(model, 64).forward([[1, 2, 3]], [[-1, 0, 1]])
+    monkeypatch.setattr(Norm, "forward", lambda norm, inputs: type(norm.module).forward(norm.module, inputs))
+    torch.testing.assert_close(CausalLM(model, 64).forward([[1, 2, 3]], [[-1, 0, 1]]), expected, atol=1e-5, rtol=0)
+    assert sum(isinstance(layer, Norm) for layer in passes.PACKED[model]) == 5
