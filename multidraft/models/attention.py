@@ -53,12 +53,15 @@ class SlotLists:
         return lists if len(lists.slots) <= MAX_TOKENS_A_ROW * rows * size else None
 
     def can_attend(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether the loops can read these: of one kind and width, the numbers of a token or slot side by side."""
+        """Whether the loops can read these: on the CPU, of one kind and width, a token's or slot's numbers side by side."""
         width = query.shape[-1]
         return (
             key.shape[-1] == value.shape[-1] == width
             and query.dtype == key.dtype == value.dtype
             and query.dtype in NUMBERS
+            and query.is_cpu
+            and key.is_cpu
+            and value.is_cpu
             and query.stride(-1) == 1
             and key.stride()[2:] == value.stride()[2:] == (width, 1)
         )

@@ -76,6 +76,7 @@ def test_what_the_loops_cannot_read() -> None:
     lists = SlotLists(mask)
     assert not lists.can_attend(query.double(), keys.double(), values.double())
     assert not lists.can_attend(query, keys, values[..., :-1])
+    assert not lists.can_attend(query, keys.to("meta"), values.to("meta"))  # whose address is none of ours
     assert not lists.can_attend(query, keys.transpose(2, 3).contiguous().transpose(2, 3), values)
     assert SlotLists.of(torch.zeros(2, 1, attention.MAX_NEW + 1, 40)) is None
     assert SlotLists.of(torch.zeros(2, 1, 5, 40)) is None  # all see all: five tokens a row are too many
