@@ -53,7 +53,7 @@ class SlotLists:
         return lists if len(lists.slots) <= MAX_TOKENS_A_ROW * rows * size else None
 
     def can_attend(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether the loops can read these: on the CPU, of one kind and width, a token's or slot's numbers side by side."""
+        """Whether the loops can read these: on the CPU, of one kind and width, the numbers of a slot side by side."""
         width = query.shape[-1]
         return (
             key.shape[-1] == value.shape[-1] == width
