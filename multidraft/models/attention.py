@@ -5,8 +5,8 @@ each token has a list of the slots that it sees, in the order of its path, so th
 chain, alone, and beside other rows. Heads that share keys read them once. Sums are float32.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -83,9 +83,7 @@ class SlotLists:
         strides = [tensor.stride()[:3] for tensor in (query, key, value)]
         sizes = self.rows * self.new, self.new, groups, times, width, threads
         job = np.array([(*addresses, room, *strides, scaling * LOG2_E, *sizes)], JOB)
-        pool = team()
-        assert pool is not None
-        pool.run(worker(query.dtype), job.ctypes.data)
+        worker(query.dtype)(job.ctypes.data)
         return outputs
 
 
@@ -103,8 +101,8 @@ def slots_seen(masks):
 
 
 @cache
-def worker(dtype: torch.dtype) -> Any:
-    """The function that every thread calls with the address of a job."""
+def worker(dtype: torch.dtype) -> Callable[[int], None]:
+    """The function of a job's address by which all threads do their shares."""
     pool = team()
     assert pool is not None
     number, thread_number = NUMBERS[dtype](0), pool.thread_number
@@ -112,7 +110,7 @@ def worker(dtype: torch.dtype) -> Any:
     def work(data):
         attend_share(carray(data, 1, JOB)[0], thread_number(), number)
 
-    return callback(work)
+    return partial(pool.run, callback(work))
 
 
 @partial(compiled, any_order=True)
@@ -135,13 +133,12 @@ def attend_heads(job, thread, token, group, slots, number):
     row, place, times, width = token // job.new, token % job.new, job.times, job.width
     scratch = array_at(job.scratch + FLOAT_BYTES * thread * job.room, np.float32(0), job.room)
     lines = scratch[: 2 * times * width].reshape((2, times, width))
-    queries, sums, rest = lines[0], lines[1], scratch[2 * times * width :]
-    scores = rest[: times * len(slots)].reshape((times, len(slots)))
+    queries, sums = lines[0], lines[1]
+    scores = scratch[lines.size : lines.size + times * len(slots)].reshape((times, len(slots)))
     outputs = array_at(job.outputs, number, job.tokens * job.groups * times * width).reshape((-1, times, width))
+    strides, all_queries = job.query_strides, array_at(job.queries, number, ENDLESS)
     for head in range(times):
-        strides = job.query_strides
-        query = array_at(job.queries, number, ENDLESS)
-        query = query[row * strides[0] + (group * times + head) * strides[1] + place * strides[2] :]
+        query = all_queries[row * strides[0] + (group * times + head) * strides[1] + place * strides[2] :]
         for i in range(width):
             queries[head, i] = widened(query[i]) * job.scale
             sums[head, i] = 0
