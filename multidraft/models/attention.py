@@ -7,6 +7,7 @@ chain, alone, and beside other rows. Heads that share keys read them once. Sums 
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ from numba import carray, types
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
-from multidraft.models.torch_threads import callback, team
+from multidraft.models.torch_threads import in_threads, team
 from multidraft.verification.loops import compiled
 
-NUMBERS = {torch.bfloat16: np.uint16, torch.float32: np.float32}  # what a loop takes them for
+NUMBERS: dict[torch.dtype, Any] = {torch.bfloat16: np.uint16, torch.float32: np.float32}  # what a loop takes them for
 MAX_NEW, MAX_TOKENS_A_ROW = 32, 4  # slots of a pass in a row, tokens: over more PyTorch's attention is faster
 LOG2_E, MIN_EXPONENT = 1.4426950408889634, np.float32(-126)
 # Of 2^x for 0 <= x < 1, with a relative error of 1.5e-7; from the highest power on.
@@ -83,7 +84,7 @@ class SlotLists:
         strides = [tensor.stride()[:3] for tensor in (query, key, value)]
         sizes = self.rows * self.new, self.new, groups, times, width, threads
         job = np.array([(*addresses, room, *strides, scaling * LOG2_E, *sizes)], JOB)
-        worker(query.dtype)(job.ctypes.data)
+        attend_in_threads(query.dtype)(job)
         return outputs
 
 
@@ -101,16 +102,9 @@ def slots_seen(masks):
 
 
 @cache
-def worker(dtype: torch.dtype) -> Callable[[int], None]:
-    """The function of a job's address by which all threads do their shares."""
-    pool = team()
-    assert pool is not None
-    number, thread_number = NUMBERS[dtype](0), pool.thread_number
-
-    def work(data):
-        attend_share(carray(data, 1, JOB)[0], thread_number(), number)
-
-    return partial(pool.run, callback(work))
+def attend_in_threads(dtype: torch.dtype) -> Callable[[np.ndarray], None]:
+    """The function of a job by which all threads do their shares."""
+    return in_threads(attend_share, JOB, NUMBERS[dtype](0))
 
 
 @partial(compiled, any_order=True)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn.functional import linear
 
-from multidraft.models.passes import Layer
+from multidraft.models.replacements import Layer
 from multidraft.verification.loops import compiled
 
 Rounded = tuple[Int8[np.ndarray, "wide width"], Float[np.ndarray, " wide"]]  # whole numbers, and the scale of each row
@@ -24,18 +24,18 @@ MAX_TOKENS = 8  # at once; for more of them, as in prompts, products of the weig
 class Int8Layer(Layer):
     """A linear layer and a rounded copy of its weight."""
 
-    def pack(self, weight: Float[Tensor, "wide width"]) -> None:
+    def pack(self) -> None:
         """Make the copy: each row in whole numbers up to the largest, and the scales of rows."""
-        numbers = weight.float().numpy()
+        numbers = self.module.weight.detach().float().numpy()
         scales = np.maximum(np.abs(numbers).max(1), np.finfo(np.float32).tiny) / np.float32(LARGEST)
         self.packed: Rounded = np.rint(numbers / scales[:, None]).astype(np.int8), scales
 
     def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
         """What the layer gives with the rounded weight, in float32 inside."""
         if inputs.shape[:-1].numel() > MAX_TOKENS:
-            return linear(inputs, self.weight, self.module.bias)
+            return linear(inputs, self.module.weight, self.module.bias)
         lines = np.ascontiguousarray(inputs.float().numpy()).reshape(-1, inputs.shape[-1])
-        outputs = np.empty((len(lines), len(self.weight)), np.float32)
+        outputs = np.empty((len(lines), len(self.module.weight)), np.float32)
         multiply(*self.packed, lines, outputs)
         result = torch.from_numpy(outputs).to(inputs.dtype).view(*inputs.shape[:-1], -1)
         return result if self.module.bias is None else result + self.module.bias

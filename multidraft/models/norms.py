@@ -39,6 +39,30 @@ def normalise(
     return outputs
 
 
+def add_and_normalise(
+    inputs: Float[Tensor, "*tokens width"],
+    added: Float[Tensor, "*tokens width"],
+    weight: Float[Tensor, " width"],
+    epsilon: float,
+) -> tuple[Float[Tensor, "*tokens width"], Float[Tensor, "*tokens width"]]:
+    """A sum, and the sum normalised."""
+    sums, outputs, width = torch.empty_like(inputs), torch.empty_like(inputs), len(weight)
+    count, number = inputs.numel() // width, NUMBERS[weight.dtype](0)
+    addresses = [tensor.data_ptr() for tensor in (inputs, added, sums, weight, outputs)]
+    add_and_normalise_lines(*addresses, count, width, epsilon, number)
+    return sums, outputs
+
+
+@compiled
+def add_and_normalise_lines(inputs, added, sums, weight, outputs, count, width, epsilon, number):
+    """The same for lines at an address."""
+    first, second = array_at(inputs, number, count * width), array_at(added, number, count * width)
+    total = array_at(sums, number, count * width)
+    for i in range(count * width):
+        total[i] = narrowed(widened(first[i]) + widened(second[i]), number)
+    normalise_lines(sums, weight, outputs, count, width, epsilon, number)
+
+
 @partial(compiled, any_order=True)
 def normalise_lines(inputs, weight, outputs, count, width, epsilon, number):
     """The same for lines at an address."""

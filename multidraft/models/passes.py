@@ -8,16 +8,15 @@ than to multiply them with a few tokens. Here a packed copy stays; the model is 
 weights is noticed.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeGuard
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -25,13 +24,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from multidraft.machine import available
 from multidraft.models.attention import SlotLists
 from multidraft.models.compat import GROUPED
-from multidraft.models.norms import can_normalise, epsilon_of, normalise
+from multidraft.models.decoder_layers import DecoderLayer, can_take
+from multidraft.models.norms import epsilon_of
+from multidraft.models.replacements import Layer, Norm, Replacement, can_pack, fits
 
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
-MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
-# Packing helps passes of few tokens; oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any.
-MAX_PACKED_TOKENS = 128
-KINDS = (torch.bfloat16, torch.float32)
 
 
 def attend(
@@ -78,108 +75,34 @@ def grouped(config: PretrainedConfig, masks: Iterable[Float[Tensor, "rows 1 new 
             config._attn_implementation = "sdpa"
 
 
-class Replacement:
-    """What takes the place of a module's forward for a while; raises RuntimeError where this processor cannot.
-
-    `siblings` are what its parent holds by name: the parent itself may be the key that this is kept by.
-    """
-
-    def __init__(self, module: Any, siblings: Mapping[str, nn.Module | None], name: str):
-        self.module, self.weight, self.siblings, self.name = module, module.weight, siblings, name
-        self.version, self.place = self.weight._version, self.weight.data_ptr()
-        self.pack(self.weight.detach())
-
-    @abstractmethod
-    def pack(self, weight: Tensor) -> None:
-        """Get ready, and try it once."""
-
-    @abstractmethod
-    def forward(self, inputs: Tensor) -> Tensor:
-        """What the module gives."""
-
-    def is_fresh(self) -> bool:
-        """Whether the module is still in its place, with the weight that was there."""
-        module = self.siblings.get(self.name)
-        if module is None or module is not self.module:  # as after `resize_token_embeddings`
-            return False
-        weight = module._parameters["weight"]
-        return weight is self.weight and weight._version == self.version and weight.data_ptr() == self.place
-
-
-class Norm(Replacement):
-    """An RMS norm in one loop; raises AssertionError where the module is another kind of norm."""
-
-    def pack(self, weight: Float[Tensor, " width"]) -> None:
-        """Try it once."""
-        epsilon = epsilon_of(self.module)
-        assert epsilon is not None
-        self.epsilon, self.detached = float(epsilon), weight
-        sample = torch.linspace(-3, 5, 2 * len(weight), dtype=weight.dtype).view(2, -1)
-        with torch.inference_mode():
-            torch.testing.assert_close(self.forward(sample), type(self.module).forward(self.module, sample))
-
-    def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens width"]:
-        """What the norm gives."""
-        if not can_normalise(inputs, self.detached):
-            return type(self.module).forward(self.module, inputs)
-        return normalise(inputs, self.detached, self.epsilon)
-
-
-class Layer(Replacement):
-    """A linear layer and a packed copy of its weight."""
-
-    def pack(self, weight: Float[Tensor, "wide width"]) -> None:
-        """Make the copy, and try it once."""
-        if not torch.backends.mkldnn.is_available():
-            raise RuntimeError("this processor has no oneDNN")
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        sample = torch.ones(1, 3, self.module.in_features, dtype=weight.dtype)
-        torch.testing.assert_close(self.forward(sample), self.module.forward(sample))
-
-    def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
-        """What the layer gives."""
-        if inputs.shape[:-1].numel() > MAX_PACKED_TOKENS:
-            return linear(inputs, self.weight, self.module.bias)
-        return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.module.bias, "none", [], "")
-
-
+Places = list[tuple[dict[str, nn.Module | None], str]]
 PACKED: WeakKeyDictionary[nn.Module, list[Replacement]] = WeakKeyDictionary()
 
 
-def fits(module: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether it is a plain linear layer on a CPU, large enough, that nothing else has taken over."""
-    if type(module) is not nn.Linear or "forward" in module.__dict__ or module.weight.is_inference():
-        return False
-    weight = module.weight
-    return weight.device.type == "cpu" and weight.dtype in KINDS and weight.numel() >= MIN_PACKED_NUMBERS
-
-
-def places_in(module: nn.Module) -> list[tuple[dict[str, nn.Module | None], str]]:
+def places_in(module: nn.Module) -> Places:
     """Where all modules within one are: what their parent holds by name, and the name."""
     return [(parent._modules, name) for parent in module.modules() for name in parent._modules]
 
 
-def pack(module: nn.Module, kind: type[Layer] = Layer) -> list[Layer]:
-    """All layers of a module that can be packed, if half of the memory that is left holds them; else none."""
-    places = places_in(module)
-    places_of_layers = {child: place for place in places if fits(child := place[0][place[1]])}  # each once
-    free = available(torch.device("cpu"))
-    if free is not None and sum(layer.weight.nbytes for layer in places_of_layers) > free / 2:
-        return []
-    try:
-        return [kind(layer, *place) for layer, place in places_of_layers.items()]
-    except (AssertionError, RuntimeError):
-        return []
-
-
-def norms_of(module: nn.Module) -> list[Norm]:
-    """The norms of a module that a loop can compute."""
-    norms = []
-    for siblings, name in places_in(module):
-        if epsilon_of(siblings[name]) is not None:
+def made(kind: type[Replacement], places: Places, fits: Callable[[nn.Module | None], object]) -> Iterator[Replacement]:
+    """Replacements of one kind for all modules that it fits, each once, and that it gives the results of."""
+    for module, place in {place[0][place[1]]: place for place in places}.items():
+        if fits(module):
             with suppress(AssertionError, RuntimeError):
-                norms.append(Norm(siblings[name], siblings, name))
-    return norms
+                yield kind(module, *place)
+
+
+def replacements_of(module: nn.Module, kind: type[Layer]) -> list[Replacement]:
+    """All that can take places in a module; packed weights only if half of the memory that is left holds them."""
+    places = places_in(module)
+    free, parts = available(torch.device("cpu")), {place[0][place[1]] for place in places}
+    copied = sum(part.weight.nbytes for part in parts if fits(part) and can_pack(part.weight.dtype))
+    if free is not None and copied > free / 2:
+        return [*made(Norm, places, epsilon_of)]
+    whole = [*made(DecoderLayer, places, can_take)] if kind is Layer else []
+    inside = {part for layer in whole for part in layer.module.modules()}
+    places = [place for place in places if place[0][place[1]] not in inside]
+    return [*whole, *made(kind, places, fits), *made(Norm, places, epsilon_of)]
 
 
 @contextmanager
@@ -190,7 +113,7 @@ def packed(module: nn.Module, kind: type[Layer] = Layer) -> Iterator[None]:
     """
     layers = [] if torch.is_autocast_enabled("cpu") else PACKED.get(module)
     if layers is None or not all(layer.is_fresh() for layer in layers):
-        layers = PACKED[module] = [*pack(module, kind), *norms_of(module)]
+        layers = PACKED[module] = replacements_of(module, kind)
     for layer in layers:
         layer.module.__dict__.setdefault("forward", layer.forward)  # what else has taken a layer over since stays
     try:

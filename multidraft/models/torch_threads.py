@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from numba import cfunc, types
+from numba import carray, cfunc, types
 
 FUNCTION = types.void(types.voidptr)
 
@@ -40,6 +41,23 @@ def team() -> Team | None:
     return Team(parallel(("GOMP_parallel", library)), number(("omp_get_thread_num", library)))
 
 
-def callback(function: Callable[[int], None]) -> Any:
-    """The compiled function of a pointer to data, which a team can call."""
-    return cfunc(FUNCTION)(inspect.unwrap(function))
+def in_threads(share: Callable[..., None], kind: np.dtype, number: Any) -> Callable[[np.ndarray], None]:
+    """A function of a job of this kind, whose `share` every thread does, or one thread where they cannot run it.
+
+    A share is a compiled function of the job, the thread's number, and a number of the type that it reads.
+    """
+    pool = team()
+    if pool is None:
+
+        def run_alone(job: np.ndarray) -> None:
+            job["threads"] = 1
+            share(job[0], 0, number)
+
+        return run_alone
+    thread_number = pool.thread_number
+
+    def work(data):
+        share(carray(data, 1, kind)[0], thread_number(), number)
+
+    function = cfunc(FUNCTION)(inspect.unwrap(work))
+    return lambda job: pool.run(function, job.ctypes.data)

@@ -7,10 +7,11 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from multidraft.models import passes
+from multidraft.models import passes, replacements
 from multidraft.models.huggingface import CausalLM
-from multidraft.models.norms import MAX_TOKENS, can_normalise
-from multidraft.models.passes import Norm, norms_of, packed
+from multidraft.models.norms import MAX_TOKENS, add_and_normalise, can_normalise, normalise
+from multidraft.models.passes import packed, replacements_of
+from multidraft.models.replacements import Layer, Norm
 
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 0.0}  # sums are rounded in another order, and then to bfloat16
 
@@ -27,9 +28,9 @@ def norm(kind: type[nn.Module], dtype: torch.dtype) -> nn.Sequential:
 def test_as_transformers(dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = norm(LlamaRMSNorm, dtype), list[int]()
     inputs = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
-    plainly = passes.normalise
+    plainly = replacements.normalise
     with torch.inference_mode(), packed(model):
-        monkeypatch.setattr(passes, "normalise", lambda *arguments: calls.append(1) or plainly(*arguments))
+        monkeypatch.setattr(replacements, "normalise", lambda *arguments: calls.append(1) or plainly(*arguments))
         outputs = model(inputs)
         scattered = model(inputs.transpose(0, -1).contiguous().transpose(0, -1))
     assert calls == ([1] if inputs.numel() <= MAX_TOKENS * 72 else [])  # and none for numbers that lie apart
@@ -40,10 +41,10 @@ def test_as_transformers(dtype: torch.dtype, shape: tuple[int, ...], monkeypatch
 
 def test_other_norms_stay_as_they_are() -> None:
     """Gemma adds one to the weight; a loop that took it for Llama's would be caught by the sample."""
-    assert norms_of(norm(GemmaRMSNorm, torch.bfloat16)) == []
-    assert norms_of(nn.Sequential(nn.LayerNorm(72))) == []
-    assert norms_of(norm(LlamaRMSNorm, torch.float64)) == []
-    assert len(norms_of(norm(LlamaRMSNorm, torch.bfloat16))) == 1
+    assert replacements_of(norm(GemmaRMSNorm, torch.bfloat16), Layer) == []
+    assert replacements_of(nn.Sequential(nn.LayerNorm(72)), Layer) == []
+    assert replacements_of(norm(LlamaRMSNorm, torch.float64), Layer) == []
+    assert len(replacements_of(norm(LlamaRMSNorm, torch.bfloat16), Layer)) == 1
 
 
 def test_a_changed_weight_is_seen() -> None:
@@ -64,8 +65,17 @@ def test_numbers_of_another_kind() -> None:
 
 def test_models_are_read_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers have two norms each, and the model one more; with a wrong epsilon logits would differ."""
-    model = tiny_model("llama")
+    model = tiny_model("mixtral")
     expected = CausalLM(model, 64).forward([[1, 2, 3]], [[-1, 0, 1]])
     monkeypatch.setattr(Norm, "forward", lambda norm, inputs: type(norm.module).forward(norm.module, inputs))
     torch.testing.assert_close(CausalLM(model, 64).forward([[1, 2, 3]], [[-1, 0, 1]]), expected, atol=1e-5, rtol=0)
     assert sum(isinstance(layer, Norm) for layer in passes.PACKED[model]) == 5
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_a_sum_and_its_norm(dtype: torch.dtype) -> None:
+    first, second = torch.randn(2, 3, 2, 40, generator=torch.Generator().manual_seed(3)).to(dtype)
+    weight = torch.rand(40, generator=torch.Generator().manual_seed(4)).to(dtype)
+    total, normalised = add_and_normalise(first, second, weight, 1e-5)
+    assert torch.equal(total, first + second)
+    assert torch.equal(normalised, normalise(first + second, weight, 1e-5))
