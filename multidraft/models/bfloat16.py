@@ -41,7 +41,7 @@ class WideningProduct:
         lines, parts = inputs.float().contiguous(), zip(self.weights, self.biases, strict=True)
         tokens = inputs.shape[:-1].numel()
         if tokens > MAX_TOKENS:
-            return torch.cat([linear(lines, weight.float(), bias).to(inputs.dtype) for weight, bias in parts], -1)
+            return torch.cat([in_float32(lines, weight, bias).to(inputs.dtype) for weight, bias in parts], -1)
         outputs, place = inputs.new_empty(*inputs.shape[:-1], self.columns), 0
         for weight, bias in parts:
             addresses = weight.data_ptr(), bias.data_ptr(), lines.data_ptr(), outputs.data_ptr() + BYTES * place
@@ -49,6 +49,13 @@ class WideningProduct:
             multiply_in_threads()(job)
             place += len(weight)
         return outputs
+
+
+def in_float32(
+    inputs: Float[Tensor, "*tokens width"], weight: Float[Tensor, "wide width"], bias: Float[Tensor, " wide"] | None
+) -> Float[Tensor, "*tokens wide"]:
+    """What a linear layer gives, in float32: for many tokens."""
+    return linear(inputs.float(), weight.float(), None if bias is None else bias.float())
 
 
 @cache

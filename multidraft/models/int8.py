@@ -13,7 +13,8 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn.functional import linear
 
-from multidraft.models.replacements import Layer
+from multidraft.models.bfloat16 import in_float32
+from multidraft.models.replacements import Layer, can_pack
 from multidraft.verification.loops import compiled
 
 Rounded = tuple[Int8[np.ndarray, "wide width"], Float[np.ndarray, " wide"]]  # whole numbers, and the scale of each row
@@ -33,7 +34,8 @@ class Int8Layer(Layer):
     def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
         """What the layer gives with the rounded weight, in float32 inside."""
         if inputs.shape[:-1].numel() > MAX_TOKENS:
-            return linear(inputs, self.module.weight, self.module.bias)
+            multiplied = linear if can_pack(inputs.dtype) else in_float32
+            return multiplied(inputs, self.module.weight, self.module.bias).to(inputs.dtype)
         lines = np.ascontiguousarray(inputs.float().numpy()).reshape(-1, inputs.shape[-1])
         outputs = np.empty((len(lines), len(self.module.weight)), np.float32)
         multiply(*self.packed, lines, outputs)

@@ -1,0 +1,101 @@
+"""Passes over few tokens on a CPU: with our loops and packed weights, and by transformers alone, by turns.
+
+    python benchmarks/passes.py --threads 2
+    python benchmarks/passes.py FOLDER --rows 16 --new 1 --context 1000 --dtype float32 --json
+
+Rows have from half to all of the context, as in a server. Both ways read over the same kind of cache; transformers' is
+its model as it is, with `sdpa`. Without a folder, SmolLM2's is read.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from unittest.mock import patch
+
+import torch
+from platformdirs import user_cache_path
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from multidraft.machine import commit, hardware
+from multidraft.models import huggingface
+from multidraft.models.gguf.to_hugging_face import folder_of
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.loading import load_model
+from multidraft.zoo import smollm2
+
+ROUNDS = 20
+
+
+@contextmanager
+def by_transformers() -> Iterator[None]:
+    """Passes without anything of ours."""
+    with patch.multiple(huggingface, packed=lambda _: nullcontext(), grouped=lambda *_: nullcontext()):
+        yield
+
+
+def with_texts(model: PreTrainedModel, rows: int, context: int) -> CausalLM:
+    """A reader that has read random texts, the longest of this length."""
+    reader, random = CausalLM(model, 2 * context), torch.Generator().manual_seed(0)
+    lengths = [context - row * context // (2 * rows) for row in range(rows)]
+    size = (1, context)
+    texts = [torch.randint(model.config.vocab_size, size, generator=random)[0, :length].tolist() for length in lengths]
+    reader.forward(texts, [list(range(-1, length - 1)) for length in lengths], "none")
+    reader.commit([list(range(length)) for length in lengths])
+    return reader
+
+
+def milliseconds(reader: CausalLM, new: int) -> float:
+    """A pass over a chain of so many tokens in each row, which is forgotten."""
+    rows = len(reader.rows)
+    start = time.perf_counter()
+    reader.forward([list(range(new))] * rows, [list(range(-1, new - 1))] * rows)
+    seconds = time.perf_counter() - start
+    reader.commit([[]] * rows)
+    return 1e3 * seconds
+
+
+def compared(model: PreTrainedModel, rows: int, new: int, context: int) -> dict[str, float | int]:
+    """The median pass of each way."""
+    ways = [(with_texts(model, rows, context), way, list[float]()) for way in (nullcontext, by_transformers)]
+    for _ in range(ROUNDS + 1):
+        for reader, way, times in ways:
+            with way():
+                times.append(milliseconds(reader, new))
+    ours, theirs = (median(times[1:]) for _, _, times in ways)
+    return dict(rows=rows, new=new, context=context, ours=ours, transformers=theirs, ratio=ours / theirs)
+
+
+def main() -> None:
+    """Compare, and print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="a model's, as transformers reads it")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--new", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--context", type=int, nargs="+", default=[300])
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    folder = options.folder or folder_of(smollm2.file("target"), user_cache_path("multidraft", appauthor=False))
+    model = load_model(str(folder)).to(getattr(torch, options.dtype))
+    cases = [(rows, new, context) for rows in options.rows for new in options.new for context in options.context]
+    lines = [compared(model, *case) for case in tqdm(cases, desc="cases", disable=options.json)]
+    if options.json:
+        print(json.dumps(dict(hardware=hardware(), commit=commit(), dtype=options.dtype, lines=lines)))
+        return
+    table = Table(*lines[0], title=f"ms, {options.dtype}, {options.threads} threads, {commit()}")
+    for line in lines:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
