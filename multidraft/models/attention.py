@@ -38,19 +38,20 @@ JOB = np.dtype([
 class SlotLists:
     """Which slots each token of a pass sees, read from its mask once for all layers."""
 
-    def __init__(self, mask: Float[Tensor, "rows 1 new slots"]):
+    def __init__(self, mask: Float[Tensor, "rows 1 new slots"], threads: int | None = None):
         self.rows, _, self.new, self.size = mask.shape
+        self.threads = threads or torch.get_num_threads()
         numbers = mask.view(torch.uint16) if mask.dtype == torch.bfloat16 else mask
         self.starts, self.slots = slots_seen(numbers.numpy().reshape(-1, self.size))
         self.most = int((self.starts[1:] - self.starts[:-1]).max())
 
     @classmethod
-    def of(cls, mask: Float[Tensor, "rows 1 new slots"]) -> "SlotLists | None":
+    def of(cls, mask: Float[Tensor, "rows 1 new slots"], threads: int | None = None) -> "SlotLists | None":
         """The lists of a pass; None where PyTorch's attention is faster, or its threads cannot run our loops."""
         rows, _, new, size = mask.shape
         if not mask.is_cpu or mask.dtype not in NUMBERS or new > MAX_NEW or team() is None:
             return None
-        lists = cls(mask)
+        lists = cls(mask, threads)
         return lists if len(lists.slots) <= MAX_TOKENS_A_ROW * rows * size else None
 
     def can_attend(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -75,7 +76,7 @@ class SlotLists:
         scaling: float,
     ) -> Float[Tensor, "rows new heads width"]:
         """softmax(scaling q k^T) v over each token's slots."""
-        heads, width, groups, threads = query.shape[1], query.shape[3], key.shape[1], torch.get_num_threads()
+        heads, width, groups, threads = query.shape[1], query.shape[3], key.shape[1], self.threads
         outputs, times = torch.empty(self.rows, self.new, heads, width, dtype=query.dtype), heads // groups
         room = times * (self.most + 2 * width)
         scratch = np.empty(threads * room, np.float32)

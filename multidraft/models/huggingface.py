@@ -13,8 +13,9 @@ from multidraft.errors import AdviceError
 from multidraft.models import compat
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
+from multidraft.models.grouped import grouped
 from multidraft.models.kv_cache import TreeCache
-from multidraft.models.passes import grouped, packed
+from multidraft.models.passes import packed
 from multidraft.models.reader import NO_HIDDEN_STATES, Lists, Reader, Scored
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel

@@ -5,42 +5,65 @@ Each row of a weight is rounded to whole numbers up to 127, times a scale of its
 that this gives, so that nothing but the acceptance can change.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int8
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from multidraft.models.attention import NUMBERS, array_at, narrowed, widened
 from multidraft.models.bfloat16 import in_float32
-from multidraft.models.replacements import Layer, can_pack
+from multidraft.models.products import can_pack
+from multidraft.models.replacements import Layer
 from multidraft.verification.loops import compiled
 
-Rounded = tuple[Int8[np.ndarray, "wide width"], Float[np.ndarray, " wide"]]  # whole numbers, and the scale of each row
 LARGEST = 127
 MAX_TOKENS = 8  # at once; for more of them, as in prompts, products of the weights as they are take less time
+
+
+class Int8Product:
+    """Products of tokens with the rounded weights of linear layers that have the same inputs, side by side."""
+
+    most_tokens = torch.iinfo(torch.int64).max
+
+    def __init__(self, layers: Sequence[nn.Linear]):
+        self.layers = list(layers)
+        numbers = torch.cat([layer.weight.detach().float() for layer in layers]).numpy()
+        self.scales = np.maximum(np.abs(numbers).max(1), np.finfo(np.float32).tiny) / np.float32(LARGEST)
+        self.weights = np.rint(numbers / self.scales[:, None]).astype(np.int8)
+        biases = [torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach() for layer in layers]
+        self.biases = torch.cat(biases).float().numpy()
+        self.addresses = [array.ctypes.data for array in (self.weights, self.scales, self.biases)]
+
+    def __call__(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens columns"]:
+        """What the layers give with rounded weights, in float32 inside."""
+        tokens = inputs.shape[:-1].numel()
+        if tokens > MAX_TOKENS:
+            multiplied = linear if can_pack(inputs.dtype) else in_float32
+            outputs = [multiplied(inputs, layer.weight, layer.bias).to(inputs.dtype) for layer in self.layers]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+        inputs, (wide, width) = inputs.contiguous(), self.weights.shape
+        result = inputs.new_empty(*inputs.shape[:-1], wide)
+        multiply(*self.addresses, inputs.data_ptr(), result.data_ptr(), wide, width, tokens, NUMBERS[inputs.dtype](0))
+        return result
 
 
 class Int8Layer(Layer):
     """A linear layer and a rounded copy of its weight."""
 
+    product: Any
+
     def pack(self) -> None:
         """Make the copy: each row in whole numbers up to the largest, and the scales of rows."""
-        numbers = self.module.weight.detach().float().numpy()
-        scales = np.maximum(np.abs(numbers).max(1), np.finfo(np.float32).tiny) / np.float32(LARGEST)
-        self.packed: Rounded = np.rint(numbers / scales[:, None]).astype(np.int8), scales
+        self.product = Int8Product([self.module])
 
     def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
-        """What the layer gives with the rounded weight, in float32 inside."""
-        if inputs.shape[:-1].numel() > MAX_TOKENS:
-            multiplied = linear if can_pack(inputs.dtype) else in_float32
-            return multiplied(inputs, self.module.weight, self.module.bias).to(inputs.dtype)
-        lines = np.ascontiguousarray(inputs.float().numpy()).reshape(-1, inputs.shape[-1])
-        outputs = np.empty((len(lines), len(self.module.weight)), np.float32)
-        multiply(*self.packed, lines, outputs)
-        result = torch.from_numpy(outputs).to(inputs.dtype).view(*inputs.shape[:-1], -1)
-        return result if self.module.bias is None else result + self.module.bias
+        """What the layer gives with the rounded weight."""
+        return self.product(inputs)
 
 
 @partial(compiled, any_order=True)
@@ -53,8 +76,15 @@ def product(whole, numbers):
 
 
 @compiled
-def multiply(weights, scales, lines, outputs):
-    """Products of lines with rows of whole numbers, times the rows' scales; a row is read once for all lines."""
-    for row in range(len(weights)):
-        for line in range(len(lines)):
-            outputs[line, row] = product(weights[row], lines[line]) * scales[row]
+def multiply(weights, scales, biases, inputs, outputs, wide, width, tokens, number):
+    """Products of tokens with rows of whole numbers, times the rows' scales; a row is read once for all tokens."""
+    rows = array_at(weights, np.int8(0), wide * width).reshape((wide, width))
+    factors, terms = array_at(scales, np.float32(0), wide), array_at(biases, np.float32(0), wide)
+    sources = array_at(inputs, number, tokens * width)
+    results = array_at(outputs, number, tokens * wide).reshape((tokens, wide))
+    lines = np.empty((tokens, width), np.float32)
+    for i in range(tokens * width):
+        lines.flat[i] = widened(sources[i])
+    for row in range(wide):
+        for token in range(tokens):
+            results[token, row] = narrowed(product(rows[row], lines[token]) * factors[row] + terms[row], number)

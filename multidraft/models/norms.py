@@ -15,10 +15,12 @@ MAX_TOKENS = 128  # at once; PyTorch's operations use several threads, which pay
 
 def epsilon_of(module: nn.Module | None) -> float | None:
     """The epsilon of a norm by its name; None of any other module, and of one that something has taken over."""
-    if module is None or not type(module).__name__.endswith("RMSNorm") or "forward" in module.__dict__:
+    if module is None or "forward" in module.__dict__:
         return None
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dtype not in NUMBERS or not weight.is_cpu or weight.is_inference():
+    weight, is_norm = module._parameters.get("weight"), type(module).__name__.endswith("RMSNorm")
+    if not (is_norm or isinstance(module, nn.RMSNorm)) or weight is None:
+        return None
+    if weight.dtype not in NUMBERS or not weight.is_cpu or weight.is_inference():
         return None
     return getattr(module, "variance_epsilon", getattr(module, "eps", None))
 

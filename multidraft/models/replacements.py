@@ -1,12 +1,10 @@
 """What takes the place of a module's forward for a while: packed linear layers, and norms in one loop.
 
-PyTorch packs a linear layer's weights in the order in which oneDNN multiplies, anew in every call, which takes longer
-than to multiply them with a few tokens. Here a packed copy stays; the model is left as it was, and what changes its
-weights is noticed.
+The model is left as it was, and what changes its weights is noticed.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -14,12 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from multidraft.models.bfloat16 import WideningProduct
 from multidraft.models.norms import can_normalise, epsilon_of, normalise
+from multidraft.models.products import product_of
 
 MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
-# Packing helps passes of few tokens; oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any.
-MAX_PACKED_TOKENS = 128
 KINDS = (torch.bfloat16, torch.float32)
 
 
@@ -29,6 +25,8 @@ class Replacement:
     `siblings` are what its parent holds by name: the parent itself may be the key that this is kept by.
     """
 
+    copies = True  # weights
+
     def __init__(self, module: Any, siblings: Mapping[str, nn.Module | None], name: str):
         self.module = module
         parts = list(module.modules())
@@ -37,6 +35,11 @@ class Replacement:
         self.places += [(part._parameters, *item) for part in parts for item in part._parameters.items()]
         self.weights = [(weight, weight._version, weight.data_ptr()) for weight in module.parameters()]
         self.pack()
+
+    @staticmethod
+    @abstractmethod
+    def fits(module: nn.Module | None) -> bool:
+        """Whether it is a module that this may be for."""
 
     @abstractmethod
     def pack(self) -> None:
@@ -60,6 +63,12 @@ class Replacement:
 class Norm(Replacement):
     """An RMS norm in one loop; raises AssertionError where the module is another kind of norm."""
 
+    copies = False
+
+    @staticmethod
+    def fits(module: nn.Module | None) -> bool:
+        return epsilon_of(module) is not None
+
     def pack(self) -> None:
         """Try it once."""
         epsilon, self.weight = epsilon_of(self.module), self.module.weight.detach()
@@ -76,42 +85,12 @@ class Norm(Replacement):
         return normalise(inputs, self.weight, self.epsilon)
 
 
-class PackedProduct:
-    """Products of a few tokens with a packed copy of some weights, side by side."""
-
-    most_tokens = MAX_PACKED_TOKENS
-
-    def __init__(self, weights: Sequence[Float[Tensor, "_ width"]], biases: Sequence[Float[Tensor, " _"] | None]):
-        given = [bias for bias in biases if bias is not None]
-        if len(given) not in (0, len(weights)):
-            raise RuntimeError("some of these layers have a bias, and some have none")
-        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self.bias = given[0] if len(given) == 1 else torch.cat(given) if given else None
-
-    def __call__(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens columns"]:
-        """What linear layers give."""
-        return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-
-
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies such numbers on this processor."""
-    is_known = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.backends.mkldnn.is_available() and is_known
-
-
-def product_of(layers: Sequence[nn.Linear]) -> PackedProduct | WideningProduct:
-    """The products of several linear layers with the same inputs."""
-    dtype = layers[0].weight.dtype
-    kind = PackedProduct if can_pack(dtype) else WideningProduct if dtype == torch.bfloat16 else None
-    if kind is None:
-        raise RuntimeError("this processor has no oneDNN")
-    biases = [None if layer.bias is None else layer.bias.detach() for layer in layers]
-    return kind([layer.weight.detach() for layer in layers], biases)
-
-
 class Layer(Replacement):
     """A linear layer and a packed copy of its weight."""
+
+    @staticmethod
+    def fits(module: nn.Module | None) -> bool:
+        return is_plain(module, MIN_PACKED_NUMBERS)
 
     def pack(self) -> None:
         """Make the copy, and try it once."""
@@ -131,8 +110,8 @@ def is_taken_over(module: nn.Module) -> bool:
     return "forward" in module.__dict__ or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
 
 
-def fits(module: nn.Module | None, smallest: int = MIN_PACKED_NUMBERS) -> TypeGuard[nn.Linear]:
-    """Whether it is a plain linear layer on a CPU, large enough, that nothing else has taken over."""
+def is_plain(module: nn.Module | None, smallest: int = 0) -> TypeGuard[nn.Linear]:
+    """Whether it is a linear layer on a CPU, with so many weights, that nothing else has taken over."""
     if type(module) is not nn.Linear or "forward" in module.__dict__ or module.weight.is_inference():
         return False
     weight = module.weight

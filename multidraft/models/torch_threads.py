@@ -7,7 +7,7 @@ gives each caller the threads that it had before, which are those of PyTorch's o
 import ctypes
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,9 @@ class Team(NamedTuple):
     parallel: Callable[[int | None, int, int, int], None]  # the function's address, its data's, threads, flags
     thread_number: Any
 
-    def run(self, function: Any, data: int) -> None:
-        """Call it in as many threads as PyTorch's operations use."""
-        self.parallel(function.address, data, torch.get_num_threads(), 0)
+    def run(self, function: Any, job: np.ndarray) -> None:
+        """Call it with a job in the job's number of threads."""
+        self.parallel(function.address, job.ctypes.data, int(job["threads"][0]), 0)
 
 
 @cache
@@ -60,4 +60,4 @@ def in_threads(share: Callable[..., None], kind: np.dtype, number: Any) -> Calla
         share(carray(data, 1, kind)[0], thread_number(), number)
 
     function = cfunc(FUNCTION)(inspect.unwrap(work))
-    return lambda job: pool.run(function, job.ctypes.data)
+    return partial(pool.run, function)

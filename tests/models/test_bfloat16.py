@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from multidraft.models import bfloat16, replacements, torch_threads
+from multidraft.models import bfloat16, products, torch_threads
 from multidraft.models.bfloat16 import MAX_TOKENS, WideningProduct
 from multidraft.models.passes import packed
 from multidraft.models.replacements import Layer
@@ -59,7 +59,7 @@ def test_layers_use_it_where_onednn_has_no_bfloat16(monkeypatch: pytest.MonkeyPa
     """Prompts too, and weights stay where they are."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(192, 128)).bfloat16()
-    monkeypatch.setattr(replacements, "can_pack", lambda dtype: dtype != torch.bfloat16)
+    monkeypatch.setattr(products, "can_pack", lambda dtype: dtype != torch.bfloat16)
     inputs = torch.randn(300, 192, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.inference_mode(), packed(model):
         layer = model[0].forward.__self__

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from multidraft.models import decoder_layers, passes
 from multidraft.models.decoder_layers import DecoderLayer
 from multidraft.models.huggingface import CausalLM
-from multidraft.models.replacements import MAX_PACKED_TOKENS
+from multidraft.models.products import MAX_PACKED_TOKENS
 
 ERRORS = {torch.float32: 2e-5, torch.bfloat16: 0.1}  # of logits of about ten
 FAMILIES = ["llama", "qwen2 window"]
@@ -43,7 +43,7 @@ def test_as_transformers(family: str, dtype: torch.dtype, monkeypatch: pytest.Mo
     ours, theirs = (new_model(family).to(dtype) for _ in range(2))
     logits = read(ours)
     assert len(layers_of(ours)) == ours.config.num_hidden_layers
-    monkeypatch.setattr(passes, "can_take", lambda _: False)
+    monkeypatch.setattr(DecoderLayer, "fits", lambda _: False)
     torch.testing.assert_close(logits, read(theirs), atol=ERRORS[dtype], rtol=0)
     assert not layers_of(theirs)
     assert not any("forward" in part.__dict__ for part in ours.modules())
@@ -102,6 +102,6 @@ def test_a_pass_of_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     count = MAX_PACKED_TOKENS + 2
     prompt, parents = [list(range(1, count + 1))], [list(range(-1, count - 1))]
     ours = CausalLM(new_model(), 256).forward(prompt, parents)
-    monkeypatch.setattr(passes, "can_take", lambda _: False)
+    monkeypatch.setattr(DecoderLayer, "fits", lambda _: False)
     theirs = CausalLM(new_model(), 256).forward(prompt, parents)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

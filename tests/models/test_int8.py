@@ -18,13 +18,14 @@ def inputs(*shape: int) -> Tensor:
 
 
 def read(model: nn.Module, lines: Tensor) -> Tensor:
-    with torch.inference_mode(), packed(model, Int8Layer):
+    with torch.inference_mode(), packed(model, (Int8Layer,)):
         return model(lines)
 
 
 def rounded(model: nn.Sequential) -> Tensor:
     """The weight that is meant, in float64."""
-    whole, scales = map(torch.from_numpy, model[0].forward.__self__.packed)
+    product = model[0].forward.__self__.product
+    whole, scales = map(torch.from_numpy, (product.weights, product.scales))
     return whole.double() * scales.double()[:, None]
 
 
@@ -33,7 +34,7 @@ def rounded(model: nn.Sequential) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_of_rounded_weights(bias: bool, shape: tuple[int, ...], dtype: torch.dtype):
     model, lines = layer(bias).to(dtype), inputs(*shape).to(dtype)
-    with torch.inference_mode(), packed(model, Int8Layer):
+    with torch.inference_mode(), packed(model, (Int8Layer,)):
         weight, got = rounded(model), model(lines)
     step = model[0].weight.abs().amax(1, keepdim=True).double() / 127
     assert ((weight - model[0].weight.double()).abs() <= step * 0.501).all()

@@ -10,10 +10,11 @@ from tiny import tiny_model
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from multidraft.models import passes, replacements
+from multidraft.models import grouped, passes, replacements
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.passes import packed
-from multidraft.models.replacements import Layer, can_pack
+from multidraft.models.products import can_pack
+from multidraft.models.replacements import Layer
 
 
 @pytest.mark.parametrize(("groups", "num_new", "slots"), [(1, 4, 9), (2, 4, 9), (4, 1, 9), (4, 7, 300), (2, 40, 41)])
@@ -27,7 +28,7 @@ def test_attention_as_transformers(groups: int, num_new: int, slots: int) -> Non
     layer = nn.Module()
     layer.num_key_value_groups = groups
     ours, theirs = (
-        way(layer, query, key, value, mask, scaling=0.3)[0] for way in (passes.attend, sdpa_attention_forward)
+        way(layer, query, key, value, mask, scaling=0.3)[0] for way in (grouped.attend, sdpa_attention_forward)
     )
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
@@ -41,8 +42,8 @@ def test_trees_use_our_attention_and_nothing_else_does(monkeypatch: pytest.Monke
             raise MemoryError
         return nn.functional.scaled_dot_product_attention(*arguments, **keywords)
 
-    monkeypatch.setattr(passes, "scaled_dot_product_attention", noted)
-    monkeypatch.setattr(passes.SlotLists, "of", lambda _: None)
+    monkeypatch.setattr(grouped, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(grouped.SlotLists, "of", lambda _: None)
     reader = CausalLM(model, 64)
     reader.forward([[1, 2, 3]], [[-1, 0, 0]])
     model(torch.tensor([[1, 2, 3]]))

@@ -14,15 +14,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.errors import AdviceError, shown
+from multidraft.models.attention import SlotLists
 from multidraft.models.compat import windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
+from multidraft.models.heads.fused import HeadLayer
 from multidraft.models.heads.target import target_of
 from multidraft.models.int8 import Int8Layer
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.loading import reason
-from multidraft.models.passes import packed
+from multidraft.models.passes import Kinds, packed
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
+from multidraft.models.replacements import Norm
 from multidraft.transfer import take, upload
 
 Logits = Float[Tensor, "rows new columns"]
@@ -86,6 +89,7 @@ class Head(Reader):
     The first tokens read after `commit` are a chain down to the root, as far as states were observed; others follow it.
     """
 
+    kinds: Kinds = (Int8Layer,)  # what takes the place of its parts in passes
     outputs: Tensor | None = None  # of the module for the tree, (rows, places, width)
 
     def __init__(self, module: Any, capacity: int = 256):
@@ -132,7 +136,7 @@ class Head(Reader):
         if not rows:
             return
         new = [torch.cat(observed.unfused) for observed in rows]
-        with packed(self.module, Int8Layer):
+        with packed(self.module, self.kinds):
             fused = self.module.fuse(torch.cat(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
         for observed, part in zip(rows, fused, strict=True):
             observed.states, observed.unfused = torch.cat([observed.states, part]), []
@@ -142,7 +146,7 @@ class Head(Reader):
         self.fuse()
         are_first = [begin_tree(row, len(new)) for row, new in zip(self.rows, tokens, strict=True)]
         counts = [count_scored(scored, len(new)) for new in tokens]
-        with packed(self.module, Int8Layer):
+        with packed(self.module, self.kinds):
             self.read_tree(are_first, any(counts))
             if not any(counts):
                 columns = self.module.settings.drafted
@@ -206,6 +210,8 @@ class EagleDrafter(Head):
     it is the root.
     """
 
+    kinds = HeadLayer, Int8Layer, Norm
+
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
         while any(row.tokens and len(self.slots(i)) < len(row.tokens) + shift(row) for i, row in enumerate(self.rows)):
             new = [self.readable(index) for index in range(len(self.rows))]
@@ -213,6 +219,8 @@ class EagleDrafter(Head):
             tokens = upload(pad_sequence([tokens for tokens, _, _ in new], batch_first=True), self.device)
             states = pad_sequence([beside for _, _, beside in new], batch_first=True)
             masks = self.cache.masks(self.windows, self.dtype, self.device)
+            for mask in masks.values():  # other threads would have to wake up for little
+                mask.__dict__["slot_lists"] = SlotLists.of(mask, threads=1)
             outputs = self.module(tokens, states, positions, masks, self.cache.cache)
             self.outputs = outputs if self.outputs is None else torch.cat([self.outputs, outputs], 1)
 

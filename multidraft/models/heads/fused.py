@@ -1,0 +1,42 @@
+"""A layer of a head over few tokens on a CPU: four products in eight bits, and loops between."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from multidraft.models.decoder_layers import FusedLayer, Positions, Tokens, has_plain_leaves
+from multidraft.models.heads import Layer
+from multidraft.models.int8 import Int8Product
+from multidraft.models.replacements import MIN_PACKED_NUMBERS
+
+
+class HeadLayer(FusedLayer):
+    """Llama's layer as heads have it."""
+
+    product_of = staticmethod(Int8Product)
+
+    @staticmethod
+    def fits(module: nn.Module | None) -> bool:
+        if type(module) is not Layer or "forward" in module.__dict__:
+            return False
+        has_no_more_norms = next(module.self_attn.q_norm.parameters(), None) is None
+        return has_no_more_norms and has_plain_leaves(module, MIN_PACKED_NUMBERS)
+
+    def shape_of(self, attention: Any) -> tuple[int, int]:
+        return attention.width, attention.number
+
+    def forward(  # type: ignore[override]  # a layer has more inputs
+        self, states: Tokens, inputs: Float[Tensor, "rows new inputs"], rotary: Positions, masks: Any, cache: Any
+    ) -> Tokens:
+        """What the layer gives, with rounded weights."""
+        if not self.can_read(states, rotary):
+            return type(self.module).forward(self.module, states, inputs, rotary, masks, cache)
+        return self.read(states, inputs, masks[self.module.self_attn.kind], rotary, cache)
+
+    def look_up(self, query: Any, keys: Any, values: Any, mask: Any) -> Float[Tensor, "rows new heads head_width"]:
+        lists = mask.__dict__.get("slot_lists")
+        if lists is not None and lists.can_attend(query, keys, values):
+            return lists.attend(query, keys, values, self.head_width**-0.5)
+        return scaled_dot_product_attention(query, keys, values, mask, enable_gqa=True).transpose(1, 2)
