@@ -54,7 +54,7 @@ $(PASSED)/plans: | setup
 
 # The same suite with the oldest transformers that works.
 test-oldest:
-	$(MAKE) BIN=.venv-oldest/bin CONSTRAINTS=.venv-oldest/constraints.txt .venv-oldest/.tested
+	$(MAKE) .venv-oldest/.tested
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST))
 
 # The tests of GGUF models with llama.cpp in place of ik_llama.cpp. It is built from its source, which takes minutes; the
@@ -171,6 +171,8 @@ NEEDED_BY_VLLM = $(ENGINES) -c "from importlib.metadata import requires; from pa
 	@$(ENGINES) -m pip install -q --no-compile $(PIP_FLAGS) -r .venv-engines/needed.txt torch==$$($(ENGINES) -c "import torch; print(torch.__version__)")
 	@touch $@
 
+.venv-oldest/.tested: BIN := .venv-oldest/bin
+.venv-oldest/.tested: CONSTRAINTS := .venv-oldest/constraints.txt
 .venv-oldest/.tested: pyproject.toml constraints.txt constraints-oldest.txt
 	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv-oldest with $(PYTHON) ..."; $(PYTHON) -m venv .venv-oldest; }
 	@awk -F== 'NR == FNR { older[$$1]; print; next } !($$1 in older)' constraints-oldest.txt constraints.txt > $(CONSTRAINTS)
