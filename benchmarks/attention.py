@@ -7,19 +7,15 @@ A pass goes through the keys and values of all layers, ours and PyTorch's by tur
 context, as in a server. PyTorch's way is the one where the loop does not fit: heads of a group side by side.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from statistics import median
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from pass_cases import parser_of, show
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from multidraft.machine import commit, hardware
 from multidraft.models.attention import SlotLists, team
 
 LAYERS, GROUPS, TIMES, WIDTH, PASSES = 30, 3, 3, 64, 20  # as in SmolLM2-135M
@@ -58,27 +54,13 @@ def compared(rows: int, new: int, context: int, dtype: torch.dtype) -> dict[str,
 
 def main() -> None:
     """Compare, and print a table or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--new", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--context", type=int, nargs="+", default=[300, 1000])
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser = parser_of(__doc__, [300, 1000])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if team() is None:
         parser.error("PyTorch's threads are not GNU's OpenMP here, so its attention is what is used")
     dtype = getattr(torch, options.dtype)
-    cases = [(rows, new, context) for rows in options.rows for new in options.new for context in options.context]
-    lines = [compared(*case, dtype) for case in cases]
-    if options.json:
-        print(json.dumps(dict(hardware=hardware(), commit=commit(), dtype=options.dtype, lines=lines)))
-        return
-    table = Table(*lines[0], title=f"{LAYERS} layers, ms, {options.dtype}, {options.threads} threads, {commit()}")
-    for line in lines:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()))
-    Console().print(table)
+    show(options, f"{LAYERS} layers", lambda *case: compared(*case, dtype))
 
 
 if __name__ == "__main__":

@@ -7,23 +7,19 @@ Rows have from half to all of the context, as in a server. Both ways read over t
 its model as it is, with `sdpa`. Without a folder, SmolLM2's is read.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
 import torch
+from pass_cases import parser_of, show
 from platformdirs import user_cache_path
-from rich.console import Console
-from rich.table import Table
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from multidraft.machine import commit, hardware
 from multidraft.models import huggingface
 from multidraft.models.gguf.to_hugging_face import folder_of
 from multidraft.models.huggingface import CausalLM
@@ -74,27 +70,13 @@ def compared(model: PreTrainedModel, rows: int, new: int, context: int) -> dict[
 
 def main() -> None:
     """Compare, and print a table or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, [300])
     parser.add_argument("folder", nargs="?", type=Path, help="a model's, as transformers reads it")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--new", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--context", type=int, nargs="+", default=[300])
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     folder = options.folder or folder_of(smollm2.file("target"), user_cache_path("multidraft", appauthor=False))
     model = load_model(str(folder)).to(getattr(torch, options.dtype))
-    cases = [(rows, new, context) for rows in options.rows for new in options.new for context in options.context]
-    lines = [compared(model, *case) for case in tqdm(cases, desc="cases", disable=options.json)]
-    if options.json:
-        print(json.dumps(dict(hardware=hardware(), commit=commit(), dtype=options.dtype, lines=lines)))
-        return
-    table = Table(*lines[0], title=f"ms, {options.dtype}, {options.threads} threads, {commit()}")
-    for line in lines:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()))
-    Console().print(table)
+    show(options, "passes", partial(compared, model))
 
 
 if __name__ == "__main__":

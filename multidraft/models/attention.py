@@ -5,7 +5,7 @@ each token has a list of the slots that it sees, in the order of its path, so th
 chain, alone, and beside other rows. Heads that share keys read them once. Sums are float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -87,6 +87,18 @@ class SlotLists:
         job = np.array([(*addresses, room, *strides, scaling * LOG2_E, *sizes)], JOB)
         attend_in_threads(query.dtype)(job)
         return outputs
+
+
+def list_slots(masks: Iterable[Float[Tensor, "rows 1 new slots"]], threads: int | None = None) -> None:
+    """Give masks their lists, which all layers of a pass read."""
+    for mask in masks:
+        mask.__dict__["slot_lists"] = SlotLists.of(mask, threads)
+
+
+def listed(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> SlotLists | None:
+    """The lists of a mask, if it has any and they can read these."""
+    lists = mask.__dict__.get("slot_lists")
+    return lists if lists is not None and lists.can_attend(query, key, value) else None
 
 
 @compiled

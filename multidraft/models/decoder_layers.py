@@ -41,6 +41,7 @@ def has_plain_leaves(layer: Any, smallest: int = 0) -> bool:
     projections, norms = leaves_of(layer)
     return (
         all(is_plain(projection, smallest) for projection in projections)
+        and all(epsilon_of(norm) is not None for norm in norms)
         and type(layer.mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
         and len({part.weight.dtype for part in (*projections, *norms)}) == 1
         and not any(map(is_taken_over, (*projections, *norms, layer.mlp.act_fn)))
@@ -61,8 +62,7 @@ class FusedLayer(Replacement):
         self.into_heads = self.product_of([attention.q_proj, attention.k_proj, attention.v_proj])
         self.into_gates = self.product_of([mlp.gate_proj, mlp.up_proj])
         self.from_heads, self.from_gates = self.product_of([attention.o_proj]), self.product_of([mlp.down_proj])
-        epsilons = [getattr(norm, "variance_epsilon", None) or norm.eps for norm in norms]
-        self.first, self.second = [(norm.weight.detach(), float(e)) for norm, e in zip(norms, epsilons, strict=True)]
+        self.first, self.second = [(norm.weight.detach(), float(epsilon_of(norm) or 0)) for norm in norms]
         self.dtype, self.head_width, self.number = self.first[0].dtype, *self.shape_of(attention)
         self.groups = attention.k_proj.out_features // self.head_width
 
@@ -119,10 +119,7 @@ class DecoderLayer(FusedLayer):
     def fits(module: nn.Module | None) -> bool:
         if module is None or type(module).__name__ not in NAMES or "forward" in module.__dict__:
             return False
-        norms = leaves_of(module)[1]
-        return (
-            has_interface(module) and has_plain_leaves(module) and all(epsilon_of(norm) is not None for norm in norms)
-        )
+        return has_interface(module) and has_plain_leaves(module)
 
     def pack(self) -> None:
         super().pack()

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from multidraft.models.attention import SlotLists
+from multidraft.models.attention import list_slots, listed
 from multidraft.models.compat import GROUPED
 
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
@@ -34,8 +34,8 @@ def attend(
     """What transformers' `sdpa` gives."""
     (rows, heads, new, width), shared, mask = query.shape, key.shape[1], attention_mask
     special = any(options.get(name) is not None for name in SPECIAL)
-    lists = None if mask is None or special else mask.__dict__.get("slot_lists")
-    if lists is not None and lists.can_attend(query, key, value):
+    lists = None if mask is None or special else listed(mask, query, key, value)
+    if lists is not None:
         return lists.attend(query, key, value, width**-0.5 if scaling is None else scaling), None
     if special or mask is None or shared == heads or mask.shape[1] > 1 or mask.numel() > 2 * key.numel():
         return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
@@ -57,8 +57,7 @@ def grouped(config: PretrainedConfig, masks: Iterable[Float[Tensor, "rows 1 new 
     gains = config._attn_implementation == "sdpa" and getattr(config, "num_key_value_heads", None)
     if gains:
         config._attn_implementation = GROUPED
-        for mask in masks:
-            mask.__dict__["slot_lists"] = SlotLists.of(mask)
+        list_slots(masks)
     try:
         yield
     finally:

@@ -22,12 +22,12 @@ class PackedProduct:
     most_tokens = MAX_PACKED_TOKENS
 
     def __init__(self, weights: Sequence[Float[Tensor, "_ width"]], biases: Sequence[Float[Tensor, " _"] | None]):
-        given = [bias for bias in biases if bias is not None]
-        if len(given) not in (0, len(weights)):
+        given_biases = [bias for bias in biases if bias is not None]
+        if len(given_biases) not in (0, len(weights)):
             raise RuntimeError("some of these layers have a bias, and some have none")
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self.bias = given[0] if len(given) == 1 else torch.cat(given) if given else None
+        self.bias = given_biases[0] if len(given_biases) == 1 else torch.cat(given_biases) if given_biases else None
 
     def __call__(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens columns"]:
         """What linear layers give."""

@@ -16,7 +16,7 @@ from multidraft.models.norms import can_normalise, epsilon_of, normalise
 from multidraft.models.products import product_of
 
 MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
-KINDS = (torch.bfloat16, torch.float32)
+PACKED_DTYPES = (torch.bfloat16, torch.float32)
 
 
 class Replacement:
@@ -115,4 +115,4 @@ def is_plain(module: nn.Module | None, smallest: int = 0) -> TypeGuard[nn.Linear
     if type(module) is not nn.Linear or "forward" in module.__dict__ or module.weight.is_inference():
         return False
     weight = module.weight
-    return weight.device.type == "cpu" and weight.dtype in KINDS and weight.numel() >= smallest
+    return weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES and weight.numel() >= smallest

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from multidraft.models import grouped, passes, replacements
+from multidraft.models.attention import SlotLists
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.passes import packed
 from multidraft.models.products import can_pack
@@ -43,7 +44,7 @@ def test_trees_use_our_attention_and_nothing_else_does(monkeypatch: pytest.Monke
         return nn.functional.scaled_dot_product_attention(*arguments, **keywords)
 
     monkeypatch.setattr(grouped, "scaled_dot_product_attention", noted)
-    monkeypatch.setattr(grouped.SlotLists, "of", lambda _: None)
+    monkeypatch.setattr(SlotLists, "of", lambda *_: None)
     reader = CausalLM(model, 64)
     reader.forward([[1, 2, 3]], [[-1, 0, 0]])
     model(torch.tensor([[1, 2, 3]]))

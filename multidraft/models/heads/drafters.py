@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.errors import AdviceError, shown
-from multidraft.models.attention import SlotLists
+from multidraft.models.attention import list_slots
 from multidraft.models.compat import windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
@@ -219,8 +219,7 @@ class EagleDrafter(Head):
             tokens = upload(pad_sequence([tokens for tokens, _, _ in new], batch_first=True), self.device)
             states = pad_sequence([beside for _, _, beside in new], batch_first=True)
             masks = self.cache.masks(self.windows, self.dtype, self.device)
-            for mask in masks.values():  # other threads would have to wake up for little
-                mask.__dict__["slot_lists"] = SlotLists.of(mask, threads=1)
+            list_slots(masks.values(), threads=1)  # others would have to wake up for little
             outputs = self.module(tokens, states, positions, masks, self.cache.cache)
             self.outputs = outputs if self.outputs is None else torch.cat([self.outputs, outputs], 1)
 

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from multidraft.models.attention import listed
 from multidraft.models.decoder_layers import FusedLayer, Positions, Tokens, has_plain_leaves
 from multidraft.models.heads import Layer
 from multidraft.models.int8 import Int8Product
@@ -36,7 +37,7 @@ class HeadLayer(FusedLayer):
         return self.read(states, inputs, masks[self.module.self_attn.kind], rotary, cache)
 
     def look_up(self, query: Any, keys: Any, values: Any, mask: Any) -> Float[Tensor, "rows new heads head_width"]:
-        lists = mask.__dict__.get("slot_lists")
-        if lists is not None and lists.can_attend(query, keys, values):
+        lists = listed(mask, query, keys, values)
+        if lists is not None:
             return lists.attend(query, keys, values, self.head_width**-0.5)
         return scaled_dot_product_attention(query, keys, values, mask, enable_gqa=True).transpose(1, 2)
