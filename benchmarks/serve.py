@@ -5,10 +5,10 @@
     python benchmarks/serve.py --quick                                    # a minute or two, to see that it runs
 
 In the closed loop so many clients each ask again as soon as they are answered; in the open one requests come as a
-Poisson process, whether or not others have been answered. All servers run from the beginning to the end, and take their
-turns at each load, so that a noisy machine hits all alike, and each computes with --threads threads; `auto` may take
-fewer. How many processors a server really kept busy is in the column "cores". A step of ours brings several tokens at
-once: each counts as having taken its share of the time since the step before.
+Poisson process, whether or not others have been answered. All servers are begun first and take their turns at each
+load, so that a noisy machine hits all alike; those whose turn it is not are stopped, as waiting may cost. Each computes
+with --threads threads; `auto` may take fewer. How many processors a server really kept busy is in the column "cores". A
+step of ours brings several tokens at once: each counts as having taken its share of the time since the step before.
 """
 
 import argparse
@@ -124,10 +124,12 @@ async def measured(server: Server, contestant: Contestant, load: Load, options: 
     unlimited = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=server.url, timeout=600, limits=unlimited) as http:
         client = Client(http, options.target, contestant.fields, options)
-        start, before = time.perf_counter(), server.seconds
-        await (client.closed(int(size)) if kind == "closed" else client.open(size))
-    seconds, line = time.perf_counter() - start, dict(server=contestant.name, load=kind, size=size)
-    return line | dict(cores=(server.seconds - before) / seconds) | summary(client.answers, seconds)
+        with server.turn():
+            start, before = time.perf_counter(), server.seconds
+            await (client.closed(int(size)) if kind == "closed" else client.open(size))
+            seconds, busy = time.perf_counter() - start, server.seconds - before
+    line = dict(server=contestant.name, load=kind, size=size, cores=busy / seconds)
+    return line | summary(client.answers, seconds)
 
 
 def summary(answers: list[Answer], seconds: float) -> dict[str, Any]:

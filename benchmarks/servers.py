@@ -43,12 +43,36 @@ class Server(NamedTuple):
     @property
     def seconds(self) -> float:
         """What it has taken of all processors so far, with the processes that it has begun."""
-        first, total = psutil.Process(self.process), 0.0
-        for process in (first, *first.children(recursive=True)):
+        total = 0.0
+        for process in with_children(self.process):
             with suppress(psutil.NoSuchProcess):  # one may end meanwhile
                 times = process.cpu_times()
                 total += times.user + times.system
         return total
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let it run, and stop it afterwards: a server that waits for requests may keep processors busy."""
+        let_run(self.process)
+        try:
+            yield
+        finally:
+            for process in with_children(self.process):
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+
+
+def with_children(number: int) -> list[psutil.Process]:
+    """A process, and all that it has begun."""
+    first = psutil.Process(number)
+    return [first, *first.children(recursive=True)]
+
+
+def let_run(number: int) -> None:
+    """Let a process go on, and all that it has begun."""
+    for process in with_children(number):
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def contestants(options: argparse.Namespace) -> list[Contestant]:
@@ -105,7 +129,10 @@ def running(contestant: Contestant, log: Path, threads: int) -> Iterator[Server]
 
 def stop(process: subprocess.Popen) -> None:
     """End a server, and what it has begun if it does not."""
-    begun = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    begun = list[psutil.Process]()
+    if process.poll() is None:
+        let_run(process.pid)
+        begun = with_children(process.pid)[1:]
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)

@@ -1,10 +1,10 @@
 """The load benchmark against servers in this process: all that is asked for is counted, and no clock is judged."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +26,16 @@ SIZE = 6
 FEW = ["--requests", "1", "--new-tokens", "8", "--clients", "2", "--tree", "2x1", "--json"]
 
 
+@contextmanager
+def sleeping() -> Iterator[int]:
+    """A process that stands for a server's, as the servers of these tests are in their own."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def made_up_runs(monkeypatch, unchecked) -> None:
     """Two contestants, both a pair of tables."""
@@ -33,8 +43,8 @@ def made_up_runs(monkeypatch, unchecked) -> None:
     @contextmanager
     def running(contestant: servers.Contestant, log: Path, threads: int) -> Iterator[servers.Server]:
         models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
-        with served(service(*models, letters(SIZE))) as client:
-            yield servers.Server(str(client.base_url), os.getpid())
+        with served(service(*models, letters(SIZE))) as client, sleeping() as process:
+            yield servers.Server(str(client.base_url), process)
 
     monkeypatch.setattr(serve, "running", running)
     monkeypatch.setattr(serve, "contestants", lambda options: WHO)
@@ -56,6 +66,23 @@ def test_all_servers_take_their_turn_at_all_loads(made_up_runs, capsys):
     serve.main([*FEW, "--rate", "--target", "other"])  # whom nobody serves: what fails is counted as such
     run = json.loads(capsys.readouterr().out)["runs"][0]
     assert (run["requests"], run["failed"], run["tokens"], run["first_token_p50"]) == (2, 2, 0, None)
+
+
+def test_a_server_runs_only_while_it_is_its_turn():
+    with sleeping() as number:
+        server, process = servers.Server("", number), psutil.Process(number)
+        for _ in range(2):
+            with server.turn():
+                await_stopped(process, False)
+            await_stopped(process, True)
+
+
+def await_stopped(process: psutil.Process, wanted: bool) -> None:
+    """Fail unless a process is stopped, or is not, within seconds: a signal takes a moment."""
+    end = time.monotonic() + 10
+    while (process.status() == psutil.STATUS_STOPPED) != wanted:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_tokens_of_a_step_share_its_time():

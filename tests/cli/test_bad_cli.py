@@ -56,6 +56,7 @@ TEXT: dict[str, list[str]] = {  # by the name of the option; of those that are l
     "method": ["", "magic", HALF],
     "stop": ["", HALF],
     "prompt": [HALF],
+    "start": ["", "x", "medusa:", "medusa:@none", HALF],
     "ray": ["", "x", ":", "x:y", "127.0.0.1:1", "127.0.0.1:" + "9" * 30, HALF],
 }
 PROMPTS = {"garbage": b"\x00\x01{", "bytes": b"\xff\xfe\xff\n", "blank": b"\n \n", "list": b"[]\n"}
@@ -103,7 +104,10 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--window 5000; --vocabulary 9999999; --corpus @short.txt; --target @none; "
         "--target embedded --target-size 64x2; --target embedded --vocabulary 300",
     ),
-    "train-head": ("--kind medusa --target @none --out @run --text @text.txt", "--self; --kind magic"),
+    "train-head": (
+        "--kind medusa --target @none --out @run --text @text.txt",
+        "--self; --kind magic; --start eagle3:smollm2; --start medusa:@none",
+    ),
     "tune": (
         "",
         "--prompt x --prompts @good.jsonl; --scheme spechub:spechub; --scheme distinct:naive; --plot @new.txt; "

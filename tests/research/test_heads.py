@@ -2,14 +2,16 @@
 
 import json
 import re
+import shutil
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from heads import logits_along
 from multidraft_research.cli import train_head
-from multidraft_research.training import small_draft, teaching, texts, writing
+from multidraft_research.training import descent, small_draft, teaching, texts, writing
 from multidraft_research.training.heads import course, lesson, own_text, states
 from multidraft_research.training.heads.drafted import Batch, Look, drafted
 from multidraft_research.training.heads.lesson import Lesson, Plan
@@ -133,6 +135,44 @@ def test_a_course_writes_a_head_that_can_be_loaded_and_what_it_has_learnt(tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_trained_further_from_where_it_was_with_its_own_tokens(kind, seen, tmp_path):
+    target, plan = tiny_model("llama"), Plan(kind, 30, heads=2, block=3, mask_token=7)
+    parts = course.Target(target, "some/target"), course.Course(seen, seen)
+
+    def teach(plan: Plan | str, name: str):
+        return list(course.teach(*parts, plan, Lesson(1, 40, depth=2), tmp_path / name, 1, lambda line: None))[-1]
+
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    first, before = teach(plan, "first"), [weight.clone() for weight in target.parameters()]
+    name = f"{kind}:{tmp_path / 'first' / 'head'}"
+    resumed, vocabulary = lesson.resumed(name, target)
+    assert vocabulary.target_ids == first.ids.tolist()
+    assert all(weight.equal(first.get_parameter(key)) for key, weight in resumed.named_parameters())
+    taught = {key for key, weight in resumed.named_parameters() if weight.requires_grad}
+    assert taught == {key for key, weight in first.named_parameters() if weight.requires_grad}
+    second = teach(name, "second")
+    assert second.ids.equal(first.ids)
+    changed = {key for key, weight in second.named_parameters() if not weight.equal(first.get_parameter(key))}
+    assert changed
+    assert changed <= taught
+    assert all(weight.equal(other) for weight, other in zip(target.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_processor_without_bfloat16_computes_in_float32(is_known, monkeypatch):
+    for module in (descent, states):
+        monkeypatch.setattr(module, "can_pack", lambda dtype: is_known)
+    with descent.autocast("cpu"):
+        assert torch.is_autocast_enabled("cpu") == is_known
+    target = tiny_model("llama").to(torch.bfloat16)
+    fast = states.in_fast_numbers(target)
+    assert target.dtype == torch.bfloat16
+    assert (fast is target) == is_known
+    assert fast.dtype == (torch.bfloat16 if is_known else torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_that_is_larger_than_the_targets_is_cut_to_it(kind, seen, tmp_path):
     """Of the usual 8,192 tokens; it ended in a traceback once the target had written its text."""
     target, plan = tiny_model("llama"), Plan(kind, 8192, heads=2, block=3, mask_token=7)
@@ -208,6 +248,12 @@ def test_the_command_trains_on_text_of_the_targets_own_and_goes_on(tmp_path, mon
         train_head.train_head(**settings, own=True, steps=3, batch=50, every=2, depth=2)
     with pytest.raises(AdviceError, match="one of the two"):
         train_head.train_head(**settings)
+    head, other = f"medusa:{tmp_path / 'head'}", tmp_path / "further"
+    for name, advice in (("eagle3:smollm2", "write medusa:FOLDER"), (head, ""), (f"{head}x", "no folder")):
+        further = settings | {"out": other, "states": tmp_path / "states", "start": name}
+        with pytest.raises(AdviceError, match=advice) if advice else nullcontext():
+            train_head.train_head(**further, text=tmp_path / "text.jsonl", steps=1, batch=50, every=1)
+        shutil.rmtree(other, ignore_errors=True)
 
 
 def text(length: int, seed: int, answer: int = 2, temperature: float = 1.0) -> Text:

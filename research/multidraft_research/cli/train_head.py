@@ -50,6 +50,9 @@ def train_head(
     vocabulary: Annotated[int, Option(min=1, help="Tokens that the head has, the most frequent ones.")] = 8192,
     depth: Annotated[int, Option(min=1, max=16, help="Tokens ahead that are taught.")] = 4,
     layers: Annotated[int, Option(min=1, help="Decoder layers, of EAGLE-3 and DFlash.")] = 1,
+    start: Annotated[
+        str | None, Option(metavar="KIND:FOLDER", help="A head to train further, as eagle3:smollm2; its tokens stay.")
+    ] = None,
     steps: Annotated[int, Option(min=1)] = 400,
     batch: Annotated[int, Option(min=1, help="Tokens a step.")] = 1500,
     learning_rate: Annotated[float, Option(min=0, help="Of matrices, by Muon.")] = 0.02,
@@ -59,6 +62,7 @@ def train_head(
     wait: o.Wait = False,
 ) -> None:
     """Train a head that drafts from a target's hidden states, in `speculators`' format. Run it again to resume."""
+    from multidraft.models.heads import drafters
     from multidraft_research.cli.distill import check_same
     from multidraft_research.training.heads import course
     from multidraft_research.training.heads.lesson import Lesson, Plan
@@ -66,9 +70,12 @@ def train_head(
     silence()
     if (text is None) == (not own):
         raise AdviceError("pass --text FILE with what the target wrote, or --self to let it write; one of the two")
+    if start is not None and not start.startswith(f"{kind.value}:"):
+        raise AdviceError(f"--start {start!r} does not go with --kind {kind.value}; write {kind.value}:FOLDER")
     files.make_folder(out, "--out")
     lesson = Lesson(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
     noted = asdict(lesson) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
+    noted |= {"start": start} if start else {}
     with files.hold(out, wait):
         check_same(out / "lesson.json", noted)
         if (out / "head" / "config.json").is_file() and last_step(out / "log.jsonl") == steps:
@@ -76,13 +83,15 @@ def train_head(
         check_pretrained_names(Loader(), target)
         model: Any
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
+        if start:
+            drafters.head(start, model)  # which is refused before the text is read
         of = course.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
         mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
         plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
         try:
             records = course.states.records(text or written(of, tokenizer, out / "text.jsonl", tokens))
             taught = course.capture(model, tokenizer, records, states or out / "states", tokens)
-            for _ in course.teach(of, taught, plan, lesson, out, every, Progress(steps)):
+            for _ in course.teach(of, taught, start or plan, lesson, out, every, Progress(steps)):
                 pass
             (out / "checkpoint.pt").unlink(missing_ok=True)  # nothing is left to go on with
         except KeyboardInterrupt:

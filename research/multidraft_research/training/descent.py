@@ -6,6 +6,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from multidraft.models.products import can_pack
+
+
+def autocast(device: str) -> torch.autocast:
+    """Products in bfloat16, but on processors without it, where float32 takes a thirtieth of the time."""
+    return torch.autocast(device, torch.bfloat16, enabled=device != "cpu" or can_pack(torch.bfloat16))
+
 
 def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
     """Share of the learning rates at `step`: a warm-up, a plateau, a linear decay to nothing over the last `decay`.

@@ -23,7 +23,7 @@ from transformers import (
 
 from multidraft.errors import AdviceError
 from multidraft_research.training import corpus
-from multidraft_research.training.descent import Descent, schedule
+from multidraft_research.training.descent import Descent, autocast, schedule
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def windows(tokens: Int[Tensor, " tokens"], step: int, recipe: Recipe) -> Int[Te
 
 def loss_of(model: nn.Module, teacher: nn.Module | None, batch: Int[Tensor, "batch window"]) -> Float[Tensor, ""]:
     """Cross-entropy against the text, or against the teacher's distribution where there is one."""
-    with torch.autocast(batch.device.type, torch.bfloat16):
+    with autocast(batch.device.type):
         logits = model(batch[:, :-1], use_cache=False).logits.flatten(0, 1).float()
         if teacher is None:
             return nn.functional.cross_entropy(logits, batch[:, 1:].flatten())

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from multidraft_research.training.descent import Descent, schedule
+from multidraft_research.training.descent import Descent, autocast, schedule
 from multidraft_research.training.texts import NEAR, Text, in_batches
 
 CHECKPOINT = 25  # steps from one to the next
@@ -81,7 +81,7 @@ def logits_of(
         tokens[row, : len(text.tokens)] = torch.from_numpy(text.tokens.astype(np.int64))
     rows = torch.from_numpy(np.repeat(np.arange(len(texts)), [len(text.places) for text in texts]))
     before = torch.from_numpy(np.concatenate([text.places for text in texts]).astype(np.int64) - 1)
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast("cpu"):
         states = model.model(vocabulary.read(tokens), use_cache=False).last_hidden_state
         return model.lm_head(states[rows, before])[:, : vocabulary.size].float()
 

@@ -83,15 +83,21 @@ class Target(NamedTuple):
 
 
 def teach(
-    target: Target, course: Course, plan: Plan, taught: Lesson, out: Path, every: int,
+    target: Target, course: Course, plan: Plan | str, taught: Lesson, out: Path, every: int,
     told: Callable[[dict[str, Any]], Any],
 ) -> Iterator[Head]:  # fmt: skip
-    """Teach a head, or go on; every so many steps, and at the end, it is measured, told of, and written to out/head."""
-    of = target.model.config.get_text_config(decoder=True).vocab_size
-    vocabulary = vocabulary_of(course.taught, plan.drafted, of, out / "target_ids.json")
-    head = lesson.begun(plan, target.model, vocabulary, taught.seed)
+    """Teach a head, or go on; every so many steps, and at the end, it is measured, told of, and written to out/head.
+
+    A plan that is a name, such as `eagle3:FOLDER`, is of a head that was taught before.
+    """
+    if isinstance(plan, str):
+        head, vocabulary = lesson.resumed(plan, target.model)
+    else:
+        of = target.model.config.get_text_config(decoder=True).vocab_size
+        vocabulary = vocabulary_of(course.taught, plan.drafted, of, out / "target_ids.json")
+        head = lesson.begun(plan, target.model, vocabulary, taught.seed)
     steps = lesson.train(head, course.taught, vocabulary, taught, out / "checkpoint.pt")
-    with tqdm(desc=f"teaching {plan.kind}", total=taught.steps, unit=" steps") as bar:
+    with tqdm(desc=f"teaching {head.settings.kind}", total=taught.steps, unit=" steps") as bar:
         for step, tokens, loss in steps:
             bar.n = step
             bar.set_postfix(loss=f"{loss:.3f}")

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from multidraft.models import compat
-from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings
+from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings, drafters
 from multidraft.models.heads.configuration import usual_layers
-from multidraft_research.training.descent import Descent, schedule
+from multidraft_research.training.descent import Descent, autocast, schedule
 from multidraft_research.training.heads.drafted import Batch, Look, drafted
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import NEAR, Vocabulary, Wanted, loss_of, overlap
@@ -101,9 +102,22 @@ def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int
     body: Any = compat.body(target)[1]
     embedding: Any = target.get_input_embeddings()
     head.embed_tokens.weight = nn.Parameter(embedding.weight.detach(), requires_grad=False)
-    head.lm_head.weight = nn.Parameter(rows.clone(), requires_grad=False)
+    head.lm_head.weight = nn.Parameter(rows.float(), requires_grad=False)
     head.norm.weight.data = CALM * body.norm.weight.detach().float()
     return head
+
+
+def resumed(name: str, target: PreTrainedModel) -> tuple[Head, Vocabulary]:
+    """A head that was trained before, as `eagle3:FOLDER` names it, in float32, and its tokens, which stay as they are.
+
+    Raises AdviceError where the name leads to no such head for this target.
+    """
+    head: Any = deepcopy(drafters.head(name, target).module).float().train()  # of parts that the target shares, too
+    size = target.config.get_text_config(decoder=True).vocab_size
+    if head.settings.kind != MEDUSA:
+        head.embed_tokens.requires_grad_(False)
+        head.lm_head.requires_grad_(False)
+    return head, Vocabulary(range(size) if head.ids is None else head.ids.tolist(), size)
 
 
 def taught_of(head: Head) -> nn.ParameterList:
@@ -175,7 +189,7 @@ def accumulate(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, lesson
     for first in range(0, len(texts), NEAR):
         batch = Batch.of(texts[first : first + NEAR], vocabulary, device)
         loss = torch.zeros((), device=device)
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(device.type):
             for depth, logits, laws in drafted(head, batch, look):
                 losses = loss_of(logits.float(), at(batch.wanted, laws), lesson.mix)
                 share = lesson.share if depth > 1 or head.settings.kind == DFLASH else 1.0
@@ -203,7 +217,7 @@ def acceptance(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, depth:
     device = next(head.parameters()).device
     for first in range(0, len(texts), NEAR):
         batch = Batch.of(texts[first : first + NEAR], vocabulary, device)
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(device.type):
             for level, logits, laws in drafted(head, batch, look):
                 wanted, heat = at(batch.wanted, laws), batch.heats[laws].where(batch.answers[laws], -1)
                 for name, value in HEATS.items():

@@ -7,6 +7,7 @@ whole or not there, so a capture that was stopped goes on.
 import gzip
 import json
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models import compat
 from multidraft.models.compat import home
+from multidraft.models.products import can_pack
 from multidraft_research.training.teaching import TOGETHER, Conversation
 from multidraft_research.training.texts import TOP, Text
 
@@ -139,12 +141,19 @@ def capture(
 ) -> Iterator[tuple[Path, int]]:
     """Write shards `name`-00000.safetensors, ...; those that are there are passed over. Each with its tokens."""
     out.mkdir(parents=True, exist_ok=True)
+    fast_model: PreTrainedModel | None = None
     for first in range(0, len(conversations), SHARD):
         group, path = conversations[first : first + SHARD], out / f"{name}-{first // SHARD:05d}.safetensors"
         if not path.exists():
-            seen_by_index = dict(see(model, group, layers))
+            fast_model = fast_model or in_fast_numbers(model)
+            seen_by_index = dict(see(fast_model, group, layers))
             save(path, [seen_by_index[index] for index in range(len(group))])
         yield path, sum(len(conversation.tokens) for conversation in group)
+
+
+def in_fast_numbers(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, or a copy in float32 on processors without its dtype, which take an eighth of the time for it."""
+    return model if home(model).type != "cpu" or can_pack(model.dtype) else deepcopy(model).float()
 
 
 def save(path: Path, texts: Sequence[Seen]) -> None:
