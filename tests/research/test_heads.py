@@ -1,23 +1,25 @@
-"""Heads and small drafts taught on what a target expected: its own states and laws, depths that line up, less loss."""
+"""Heads and small drafts trained on a target: its states and laws, depths that line up, and less loss."""
 
 import json
 import re
 import shutil
 import signal
 from contextlib import nullcontext
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 from heads import logits_along
 from multidraft_research.cli import train_head
-from multidraft_research.training import descent, small_draft, teaching, texts, writing
-from multidraft_research.training.heads import course, lesson, own_text, states
-from multidraft_research.training.heads.drafted import Batch, Look, drafted
-from multidraft_research.training.heads.lesson import Lesson, Plan
-from multidraft_research.training.heads.states import Seen
-from multidraft_research.training.small_draft import Vocabulary, Wanted
-from multidraft_research.training.teaching import Conversation
+from multidraft_research.training import conversations as written_before
+from multidraft_research.training import descent, small_draft, texts, writing
+from multidraft_research.training.conversations import Conversation
+from multidraft_research.training.heads import captured, run, target_text, train
+from multidraft_research.training.heads.captured import CapturedText
+from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
+from multidraft_research.training.heads.train import Plan, TrainingSettings
+from multidraft_research.training.small_draft import TargetProbabilities, Vocabulary
 from multidraft_research.training.texts import Text
 from tiny import tiny_model
 
@@ -41,44 +43,50 @@ def conversations(count: int, longest: int = 14) -> list[Conversation]:
 
 
 @pytest.fixture(scope="module")
-def seen() -> list[Seen]:
+def seen() -> list[CapturedText]:
     """The texts, with a random target's states and, so that there is something to learn, the texts' own laws."""
-    seen_by_index = dict(states.see(tiny_model("llama"), conversations(30), LAYERS))
-    for seen_text in seen_by_index.values():
-        seen_text.text.ids = np.stack(
-            [seen_text.text.tokens[seen_text.text.places], seen_text.text.tokens[seen_text.text.places] * 0], 1
+    captured_by_index = dict(captured.read_texts(tiny_model("llama"), conversations(30), LAYERS))
+    for captured_text in captured_by_index.values():
+        captured_text.text.ids = np.stack(
+            [
+                captured_text.text.tokens[captured_text.text.places],
+                captured_text.text.tokens[captured_text.text.places] * 0,
+            ],
+            1,
         )
-        seen_text.text.logs = np.log(np.tile([[0.95, 0.04]], (len(seen_text.text.places), 1)))
-    return [seen_by_index[number] for number in range(len(seen_by_index))]
+        captured_text.text.logs = np.log(np.tile([[0.95, 0.04]], (len(captured_text.text.places), 1)))
+    return [captured_by_index[number] for number in range(len(captured_by_index))]
 
 
 def test_states_and_laws_are_the_targets_whatever_was_read_beside_them(tmp_path):
-    target, read_texts = tiny_model("llama"), conversations(5)
-    [(path, tokens)] = states.capture(target, read_texts, LAYERS, tmp_path, "taught")
-    assert tokens == sum(len(seen_text.tokens) for seen_text in read_texts)
+    target, texts_read = tiny_model("llama"), conversations(5)
+    [(path, tokens)] = captured.capture(target, texts_read, LAYERS, tmp_path, "training")
+    assert tokens == sum(len(captured_text.tokens) for captured_text in texts_read)
     changed = path.stat().st_mtime_ns
-    list(states.capture(target, read_texts, LAYERS, tmp_path, "taught"))
+    list(captured.capture(target, texts_read, LAYERS, tmp_path, "training"))
     assert path.stat().st_mtime_ns == changed
-    for seen_text, conversation in zip(states.load_all(tmp_path, "taught"), read_texts, strict=True):
+    for captured_text, conversation in zip(captured.load_all(tmp_path, "training"), texts_read, strict=True):
         with torch.inference_mode():
             output = target(torch.tensor([conversation.tokens]), output_hidden_states=True)
         expected = torch.stack(output.hidden_states, 2)[0].bfloat16()  # both layers, and the last one normed
-        assert torch.allclose(seen_text.states[:, :2].float(), expected[:, :2].float(), atol=1e-2)
-        assert torch.allclose(seen_text.states[:, -1].float(), expected[:, -1].float(), atol=1e-2)
+        assert torch.allclose(captured_text.states[:, :2].float(), expected[:, :2].float(), atol=1e-2)
+        assert torch.allclose(captured_text.states[:, -1].float(), expected[:, -1].float(), atol=1e-2)
         logs = output.logits[0].log_softmax(-1)
-        for place, ids, kept in zip(seen_text.text.places, seen_text.text.ids, seen_text.text.logs, strict=True):
+        for place, ids, kept in zip(
+            captured_text.text.places, captured_text.text.ids, captured_text.text.logs, strict=True
+        ):
             assert np.allclose(logs[place - 1][torch.from_numpy(ids).long()], kept, atol=1e-2)
     with pytest.raises(AdviceError, match="give more text"):
-        states.load_all(tmp_path, "held")
+        captured.load_all(tmp_path, "held")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_what_is_taught_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
+def test_what_is_trained_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
     target, texts = tiny_model("llama"), seen[:3]
-    head = lesson.begun(Plan(kind, VOCABULARY.size, layers=2, heads=3, block=4, mask_token=7), target, VOCABULARY, 0)
+    head = train.new_head(Plan(kind, VOCABULARY.size, layers=2, heads=3, block=4, mask_token=7), target, VOCABULARY, 0)
     batch, checked = Batch.of(texts, VOCABULARY), 0
-    for depth, logits, laws in drafted(head, batch, Look(3, 0.7, torch.Generator().manual_seed(1))):
+    for depth, logits, laws in draft_along(head, batch, Depths(3, 0.7, torch.Generator().manual_seed(1))):
         for row, place in zip(logits, laws.tolist(), strict=True):
             text, at = next((r, p) for r, p in torch.argwhere(batch.laws == place).tolist())
             known = at - depth  # the token that the target has drawn, and not read
@@ -94,20 +102,22 @@ def test_what_is_taught_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
 def test_a_head_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(kind, seen, tmp_path):
     target = tiny_model("llama")
     plan = Plan(kind, VOCABULARY.size, heads=2, block=3, mask_token=7)
-    taught = Lesson(steps=25, batch=60, learning_rate=0.05, other_learning_rate=0.02, warmup=2, depth=2, share=0.5)
+    settings = TrainingSettings(
+        steps=25, batch=60, learning_rate=0.05, other_learning_rate=0.02, warmup=2, depth=2, share=0.5
+    )
 
     def run(steps: int, name: str, stop: bool = False):
-        head, path = lesson.begun(plan, target, VOCABULARY, 0), tmp_path / name
-        for step, _, _ in lesson.train(head, seen, VOCABULARY, taught, path):
+        head, path = train.new_head(plan, target, VOCABULARY, 0), tmp_path / name
+        for step, _, _ in train.train(head, seen, VOCABULARY, settings, path):
             if stop and step == steps:
                 signal.raise_signal(signal.SIGINT)
             elif step == steps:
                 break
         return head
 
-    before = lesson.acceptance(lesson.begun(plan, target, VOCABULARY, 0), seen, VOCABULARY, 2)["T=1"]
+    before = train.acceptance(train.new_head(plan, target, VOCABULARY, 0), seen, VOCABULARY, 2)["T=1"]
     whole = run(25, "whole.pt")
-    after = lesson.acceptance(whole, seen, VOCABULARY, 2)["T=1"]
+    after = train.acceptance(whole, seen, VOCABULARY, 2)["T=1"]
     assert all(late > early + 0.04 for early, late in zip(before, after, strict=True))
     with pytest.raises(KeyboardInterrupt):
         run(7, "stopped.pt", stop=True)  # the step that it comes in is not lost
@@ -117,56 +127,58 @@ def test_a_head_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(ki
 
 
 def test_a_course_writes_a_head_that_can_be_loaded_and_what_it_has_learnt(tmp_path, monkeypatch):
-    target, read_texts = tiny_model("llama"), conversations(26)
-    monkeypatch.setattr(states, "conversation_of", lambda record, number, tokenizer: read_texts[number])
-    taught = course.capture(target, None, [{}] * len(read_texts), tmp_path / "states", 100)
-    assert len(taught.held) == 4
-    assert sum(len(seen_text.text.tokens) for seen_text in taught.taught) <= 100
+    target, texts_read = tiny_model("llama"), conversations(26)
+    monkeypatch.setattr(captured, "conversation_of", lambda record, number, tokenizer: texts_read[number])
+    split = run.capture(target, None, [{}] * len(texts_read), tmp_path / "states", 100)
+    assert len(split.held_out) == 4
+    assert sum(len(captured_text.text.tokens) for captured_text in split.training) <= 100
     reports: list[dict] = []
-    plan, hard = Plan("eagle3", 30), Lesson(steps=3, batch=40, depth=2)
-    [head] = course.teach(course.Target(target, "some/target"), taught, plan, hard, tmp_path, 3, reports.append)
+    plan, settings = Plan("eagle3", 30), TrainingSettings(steps=3, batch=40, depth=2)
+    [head] = run.train_head(run.Target(target, "some/target"), split, plan, settings, tmp_path, 3, reports.append)
     theirs = load_head(tmp_path / "head", target)
     mine = dict(head.named_parameters()) | {"d2t": head.d2t}
     assert all(mine[name].equal(value) for name, value in theirs.state_dict().items())
     [line] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert (line["step"], len(line["T=1"])) == (3, 2)
     with pytest.raises(AdviceError, match="give 12 or more"):
-        course.capture(target, None, [{}] * 11, tmp_path / "few", 100)
+        run.capture(target, None, [{}] * 11, tmp_path / "few", 100)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_trained_further_from_where_it_was_with_its_own_tokens(kind, seen, tmp_path):
     target, plan = tiny_model("llama"), Plan(kind, 30, heads=2, block=3, mask_token=7)
-    parts = course.Target(target, "some/target"), course.Course(seen, seen)
+    parts = run.Target(target, "some/target"), run.Split(seen, seen)
 
-    def teach(plan: Plan | str, name: str):
-        return list(course.teach(*parts, plan, Lesson(1, 40, depth=2), tmp_path / name, 1, lambda line: None))[-1]
+    def train_in(plan: Plan | str, name: str):
+        return list(
+            run.train_head(*parts, plan, TrainingSettings(1, 40, depth=2), tmp_path / name, 1, lambda line: None)
+        )[-1]
 
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
-    first, before = teach(plan, "first"), [weight.clone() for weight in target.parameters()]
+    first, before = train_in(plan, "first"), [weight.clone() for weight in target.parameters()]
     name = f"{kind}:{tmp_path / 'first' / 'head'}"
-    resumed, vocabulary = lesson.resumed(name, target)
+    loaded, vocabulary = train.load_for_training(name, target)
     assert vocabulary.target_ids == first.ids.tolist()
-    assert all(weight.equal(first.get_parameter(key)) for key, weight in resumed.named_parameters())
-    taught = {key for key, weight in resumed.named_parameters() if weight.requires_grad}
-    assert taught == {key for key, weight in first.named_parameters() if weight.requires_grad}
-    second = teach(name, "second")
+    assert all(weight.equal(first.get_parameter(key)) for key, weight in loaded.named_parameters())
+    trained = {key for key, weight in loaded.named_parameters() if weight.requires_grad}
+    assert trained == {key for key, weight in first.named_parameters() if weight.requires_grad}
+    second = train_in(name, "second")
     assert second.ids.equal(first.ids)
     changed = {key for key, weight in second.named_parameters() if not weight.equal(first.get_parameter(key))}
     assert changed
-    assert changed <= taught
+    assert changed <= trained
     assert all(weight.equal(other) for weight, other in zip(target.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_processor_without_bfloat16_computes_in_float32(is_known, monkeypatch):
-    for module in (descent, states):
+    for module in (descent, captured):
         monkeypatch.setattr(module, "can_pack", lambda dtype: is_known)
     with descent.autocast("cpu"):
         assert torch.is_autocast_enabled("cpu") == is_known
-    target = tiny_model("llama").to(torch.bfloat16)
-    fast = states.in_fast_numbers(target)
+    target = deepcopy(tiny_model("llama")).to(torch.bfloat16)
+    fast = captured.in_fast_dtype(target)
     assert target.dtype == torch.bfloat16
     assert (fast is target) == is_known
     assert fast.dtype == (torch.bfloat16 if is_known else torch.float32)
@@ -177,8 +189,8 @@ def test_a_vocabulary_that_is_larger_than_the_targets_is_cut_to_it(kind, seen, t
     """Of the usual 8,192 tokens; it ended in a traceback once the target had written its text."""
     target, plan = tiny_model("llama"), Plan(kind, 8192, heads=2, block=3, mask_token=7)
     of = target.config.vocab_size
-    [head] = course.teach(
-        course.Target(target, "some/target"), course.Course(seen, seen), plan, Lesson(steps=1, batch=40, depth=2),
+    [head] = run.train_head(
+        run.Target(target, "some/target"), run.Split(seen, seen), plan, TrainingSettings(steps=1, batch=40, depth=2),
         tmp_path, 1, lambda line: None,
     )  # fmt: skip
     assert head.settings.drafted == of
@@ -202,50 +214,50 @@ class Letters:
         return "".join("abcdefghij"[token % 10] for token in tokens)
 
 
-def test_records_become_tokens_of_which_the_targets_own_are_taught(tmp_path):
+def test_records_become_tokens_of_which_the_targets_own_are_trained_on(tmp_path):
     tokens = Letters()
-    read = states.conversation_of(
+    read = captured.conversation_of(
         {"id": "self/1", "user": "hi", "assistant": "yo", "ended": True, "temperature": 0.7}, 0, tokens
     )
     assert (len(read.tokens), read.first, read.answer, read.about["temperature"]) == (8, 0, 5, 0.7)
-    other_read = states.conversation_of({"user": "hi", "assistant": "yo", "ended": False}, 4, tokens)
+    other_read = captured.conversation_of({"user": "hi", "assistant": "yo", "ended": False}, 4, tokens)
     assert (len(other_read.tokens), other_read.first, other_read.answer, other_read.about["id"]) == (7, 4, 5, "4")
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps({"user": "hi"}) + "\n")
     with pytest.raises(AdviceError, match=r"line 1 of .* has no user and assistant"):
-        states.records(path)
+        captured.records(path)
 
 
-def test_a_target_writes_its_own_text_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_text, "ROWS", 2)
-    monkeypatch.setattr(own_text, "ANSWER", 4)
-    monkeypatch.setattr(own_text, "TURN", 3)
+def test_a_target_writes_its_target_text_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(target_text, "ROWS_TOGETHER", 2)
+    monkeypatch.setattr(target_text, "MAX_ANSWER_TOKENS", 4)
+    monkeypatch.setattr(target_text, "MAX_TURN_TOKENS", 3)
     target, path = tiny_model("llama"), tmp_path / "text.jsonl"
-    first = next(own_text.write(target, Letters(), path, 100))
-    counts = list(own_text.write(target, Letters(), path, 30))
+    first = next(target_text.write(target, Letters(), path, 100))
+    counts = list(target_text.write(target, Letters(), path, 30))
     assert counts[0] > first
     assert counts[-1] >= 30
-    records = states.records(path)
+    records = captured.records(path)
     assert [record["id"] for record in records] == [f"self/{n}" for n in range(len(records))]
     assert {record["temperature"] for record in records} <= {0.0, 0.7, 1.0}
     assert {len(record["user"]) for record in records} <= {0, 1, 2, 3}
 
 
 def test_the_command_trains_on_text_of_the_targets_own_and_goes_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(own_text, "ROWS", 12)
-    monkeypatch.setattr(own_text, "ANSWER", 8)
+    monkeypatch.setattr(target_text, "ROWS_TOGETHER", 12)
+    monkeypatch.setattr(target_text, "MAX_ANSWER_TOKENS", 8)
     settings = {"kind": train_head.Kind.medusa, "target": "embedded", "out": tmp_path, "tokens": 90, "vocabulary": 50}
-    train_head.train_head(**settings, own=True, steps=2, batch=50, every=2, depth=2)
+    train_head.train_head(**settings, self_written=True, steps=2, batch=50, every=2, depth=2)
     printed = capsys.readouterr().err
     assert "is ready: multidraft generate --target embedded --draft medusa:" in printed
     assert re.search(r"step 2 of 2: loss [\d.]+, acceptance by depth [\d.]+ [\d.]+", printed)
     assert not (tmp_path / "checkpoint.pt").exists()
-    train_head.train_head(**settings, own=True, steps=2, batch=50, every=2, depth=2)
-    assert not (tmp_path / "checkpoint.pt").exists()  # nothing was taught again
+    train_head.train_head(**settings, self_written=True, steps=2, batch=50, every=2, depth=2)
+    assert not (tmp_path / "checkpoint.pt").exists()  # nothing was trained again
     assert capsys.readouterr().err.count("is ready") == 1
     assert json.loads((tmp_path / "head" / "config.json").read_text())["medusa_num_heads"] == 2
-    with pytest.raises(AdviceError, match="is of another lesson"):
-        train_head.train_head(**settings, own=True, steps=3, batch=50, every=2, depth=2)
+    with pytest.raises(AdviceError, match="has a run with other settings"):
+        train_head.train_head(**settings, self_written=True, steps=3, batch=50, every=2, depth=2)
     with pytest.raises(AdviceError, match="one of the two"):
         train_head.train_head(**settings)
     head, other = f"medusa:{tmp_path / 'head'}", tmp_path / "further"
@@ -289,23 +301,25 @@ def test_the_numbers_of_a_row_are_drawn_from_its_distribution_at_its_temperature
 
 def test_a_text_without_chance_ends_where_it_repeats_itself_and_a_model_answers_after_its_own_turn():
     prompt, none = writing.Prompt(0, "a", "b"), np.empty(0)  # written at T = 0
-    row = writing.Row(prompt, 0, [1, 2], 2 + writing.ANSWER, np.random.default_rng(0), answers=True)
+    row = writing.Row(prompt, 0, [1, 2], 2 + writing.MAX_ANSWER_TOKENS, np.random.default_rng(0), answers=True)
     taken = [row.take(token, none, none, end=0, answer=[]) for token in [*range(10, 30)] * 3]
-    assert taken.index(True) == 20 + writing.LOOP - 1
+    assert taken.index(True) == 20 + writing.LOOP_TOKENS - 1
     row.prompt = writing.Prompt(1, "a", "b")
-    assert not row.loops()
+    assert not row.is_looping()
     row = writing.Row(writing.Prompt(1, "self", None), 0, [1, 2], 9, np.random.default_rng(0), answers=False)
-    assert row.heat == 1.0
+    assert row.temperature == 1.0
     assert not row.take(0, none, none, end=0, answer=[7, 8])
-    assert (row.tokens, row.answers, row.heat) == ([1, 2, 0, 7, 8], True, 0.7)
+    assert (row.tokens, row.answers, row.temperature) == ([1, 2, 0, 7, 8], True, 0.7)
     assert row.take(0, none, none, end=0, answer=[7, 8])
 
 
 def test_reading_texts_together_is_reading_them_alone():
     model = tiny_model("llama", vocab_size=100)
-    conversations = [teaching.Conversation(list(range(length)), 2, 4, {"id": str(length)}) for length in (12, 7, 9)]
-    together = teaching.read(model, conversations)
-    alone = [teaching.read(model, [conversation])[0] for conversation in conversations]
+    conversations = [
+        written_before.Conversation(list(range(length)), 2, 4, {"id": str(length)}) for length in (12, 7, 9)
+    ]
+    together = written_before.read(model, conversations)
+    alone = [written_before.read(model, [conversation])[0] for conversation in conversations]
     for conversation, other in zip(together, alone, strict=True):
         assert conversation.about == other.about
         assert conversation.places[0] == 3
@@ -318,11 +332,11 @@ def test_reading_texts_together_is_reading_them_alone():
 
 def test_the_student_begins_as_rows_and_layers_of_the_target_and_reads_others_as_one():
     target, vocabulary = tiny_model("llama", vocab_size=WORDS), Vocabulary([3, 5, 9], WORDS)
-    draft = small_draft.student(target, (1, 0), vocabulary)
+    draft = small_draft.new_draft(target, (1, 0), vocabulary)
     rows = target.model.embed_tokens.weight
     assert draft.lm_head.weight[:3].equal(rows[[3, 5, 9]])
     assert draft.config.target_ids == [3, 5, 9]
-    assert vocabulary.read(torch.tensor([9, 3, 4, 0])).tolist() == [2, 0, 3, 3]
+    assert vocabulary.to_draft(torch.tensor([9, 3, 4, 0])).tolist() == [2, 0, 3, 3]
     for ours, theirs in ((0, 1), (1, 0)):
         assert draft.model.layers[ours].mlp.up_proj.weight.equal(target.model.layers[theirs].mlp.up_proj.weight)
 
@@ -330,7 +344,7 @@ def test_the_student_begins_as_rows_and_layers_of_the_target_and_reads_others_as
 def test_the_overlap_is_the_sum_of_minima_by_hand():
     vocabulary = Vocabulary([1, 2], 4)
     text = Text(np.array([0, 1]), np.array([1]), np.array([[2, 3, 1]]), np.log([[0.5, 0.3, 0.2]]), {})
-    logits, targets = torch.log(torch.tensor([[0.6, 0.4]])), Wanted.of([text], vocabulary)
+    logits, targets = torch.log(torch.tensor([[0.6, 0.4]])), TargetProbabilities.of([text], vocabulary)
     assert small_draft.overlap(logits, targets, 1.0).item() == pytest.approx(0.2 + 0.4, abs=1e-3)
     loss = small_draft.loss_of(logits, targets, 0.0).item()
     assert loss == pytest.approx(-0.5 * np.log(0.4) - 0.2 * np.log(0.6), abs=1e-2)
@@ -339,11 +353,11 @@ def test_the_overlap_is_the_sum_of_minima_by_hand():
 
 
 def test_a_draft_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(small_draft, "CHECKPOINT", 3)
+    monkeypatch.setattr(small_draft, "STEPS_PER_CHECKPOINT", 3)
     target = tiny_model("llama", vocab_size=WORDS)
-    taught_texts = [text(20, seed) for seed in range(12)]
-    vocabulary = Vocabulary(texts.frequent(taught_texts, 20, WORDS), WORDS)
-    lesson = small_draft.Lesson(
+    training_texts = [text(20, seed) for seed in range(12)]
+    vocabulary = Vocabulary(texts.frequent(training_texts, 20, WORDS), WORDS)
+    settings = small_draft.TrainingSettings(
         layers=(0,), steps=30, batch=80, warmup=2, learning_rate=0.05, embedding_learning_rate=0.05
     )
 
@@ -351,13 +365,13 @@ def test_a_draft_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(t
         path = tmp_path / name
         return next(
             draft
-            for step, _, draft in small_draft.train(target, taught_texts, vocabulary, lesson, path)
+            for step, _, draft in small_draft.train(target, training_texts, vocabulary, settings, path)
             if step == steps
         )
 
-    before = small_draft.acceptance(small_draft.student(target, (0,), vocabulary), taught_texts, vocabulary)
+    before = small_draft.acceptance(small_draft.new_draft(target, (0,), vocabulary), training_texts, vocabulary)
     whole = run(30, "whole.pt")
-    after = small_draft.acceptance(whole, taught_texts, vocabulary)
+    after = small_draft.acceptance(whole, training_texts, vocabulary)
     assert after["T=1"] > before["T=1"] + 0.2
     assert after["covered"] == pytest.approx(20 / WORDS, abs=0.1)
     run(7, "stopped.pt")  # a checkpoint after six
@@ -399,7 +413,7 @@ class Counting(writing.Reader):
 
 def test_rows_that_end_are_replaced_at_once_and_every_text_has_its_own_distributions(tmp_path):
     reader, prompts = Counting(), [writing.Prompt(n, str(n), None if n % 2 else "x" * n) for n in range(9)]
-    texts = list(writing.written(reader, iter(prompts), 4, lambda count: None))
+    texts = list(writing.write_rows(reader, iter(prompts), 4, lambda count: None))
     assert sorted(text.about["number"] for text in texts) == list(range(9))
     assert all(row == sorted(row) for row in reader.passes)
     assert max(map(len, reader.passes)) == 4

@@ -22,7 +22,7 @@ from multidraft_research.captures.work import Capturing, Passage
 from multidraft_research.cli.distill import check_same
 from multidraft_research.studies.running.cells import ratio, sums
 from multidraft_research.training import corpus, descent, distilling, evaluate, recipe
-from multidraft_research.training.distilling import Lesson, distil, gains, loss_of
+from multidraft_research.training.distilling import TrainingSettings, distil, gains, loss_of
 from multidraft_research.training.recipe import Recipe, Shape
 from tiny import VOCABULARY, tiny_model
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -49,7 +49,7 @@ TINY = Recipe(
 )
 QUICK = ["--target-steps", 6, "--draft-steps", 5, "--vocabulary", 300, "--window", 32, "--batch", 2]
 QUICK += ["--target-size", "32x1", "--draft-size", "16x1", "--checkpoint-every", 2]
-LESSON = Lesson(steps=4, batch=2, learning_rate=0.02, held_out=0.4, checkpoint_every=2)
+SETTINGS = TrainingSettings(steps=4, batch=2, learning_rate=0.02, held_out=0.4, checkpoint_every=2)
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_control_c_while_training_says_how_to_go_on(tmp_path):
     assert torch.load(out / "checkpoints" / "target.pt", weights_only=True)["step"] >= 2
 
 
-def student() -> PreTrainedModel:
+def new_draft() -> PreTrainedModel:
     return deepcopy(tiny_model("mistral"))
 
 
@@ -207,20 +207,20 @@ def capture(tmp_path_factory) -> Capture:
 
 
 def test_the_draft_comes_nearer_to_the_target_in_cross_entropy(capture, tmp_path) -> None:
-    taught = distil(student(), capture, replace(LESSON, steps=20), tmp_path / "checkpoint.pt")
-    with torch.inference_mode():  # over the prompts that are taught
+    distilled = distil(new_draft(), capture, replace(SETTINGS, steps=20), tmp_path / "checkpoint.pt")
+    with torch.inference_mode():  # over the prompts that are trained on
         after, before = (
-            sum(loss_of(model, capture.shard(index)) for index in range(3)) for model in (taught, student())
+            sum(loss_of(model, capture.shard(index)) for index in range(3)) for model in (distilled, new_draft())
         )
     assert after < before - 0.5
     shard = capture.shard(0)
-    logits = student()(torch.cat([shard.prompt, shard.tokens])[None]).logits[0, len(shard.prompt) - 1 : -1]
+    logits = new_draft()(torch.cat([shard.prompt, shard.tokens])[None]).logits[0, len(shard.prompt) - 1 : -1]
     direct = -(shard.recording.target.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
-    assert loss_of(student(), shard).item() == pytest.approx(direct.item(), abs=1e-5)
+    assert loss_of(new_draft(), shard).item() == pytest.approx(direct.item(), abs=1e-5)
 
 
-def test_a_resumed_lesson_is_an_unbroken_one(capture, tmp_path, monkeypatch) -> None:
-    whole, save = distil(student(), capture, LESSON, tmp_path / "whole.pt"), distilling.save_checkpoint
+def test_a_resumed_run_is_an_unbroken_one(capture, tmp_path, monkeypatch) -> None:
+    whole, save = distil(new_draft(), capture, SETTINGS, tmp_path / "whole.pt"), distilling.save_checkpoint
 
     def stopped(*arguments) -> None:
         save(*arguments)
@@ -228,12 +228,12 @@ def test_a_resumed_lesson_is_an_unbroken_one(capture, tmp_path, monkeypatch) -> 
 
     monkeypatch.setattr(distilling, "save_checkpoint", stopped)
     with pytest.raises(KeyboardInterrupt):
-        distil(student(), capture, LESSON, tmp_path / "torn.pt")
+        distil(new_draft(), capture, SETTINGS, tmp_path / "torn.pt")
     monkeypatch.undo()
-    check_same(tmp_path / "lesson.json", {"steps": 1})
+    check_same(tmp_path / "settings.json", {"steps": 1})
     with pytest.raises(AdviceError, match="steps 1 is now 2"):
-        check_same(tmp_path / "lesson.json", {"steps": 2})
-    resumed = distil(student(), capture, LESSON, tmp_path / "torn.pt")
+        check_same(tmp_path / "settings.json", {"steps": 2})
+    resumed = distil(new_draft(), capture, SETTINGS, tmp_path / "torn.pt")
     assert all(weight.equal(other) for weight, other in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
@@ -241,18 +241,18 @@ def test_the_gain_is_measured_on_prompts_that_were_held_out(capture, tmp_path, m
     monkeypatch.setattr(distilling, "COUNTS", (1,))
 
     def acceptance(model: PreTrainedModel) -> list[float]:
-        records = [{"id": name, "cells": cells} for name, cells in gains(model, capture, LESSON)]
+        records = [{"id": name, "cells": cells} for name, cells in gains(model, capture, SETTINGS)]
         ratios = {place: ratio(sums_of_place) for place, sums_of_place in sums(records).items()}
         return [ratios["acceptance", row, 1.0].value for row in ("before", "after", "gain")]
 
-    before, _, gain = acceptance(student())
+    before, _, gain = acceptance(new_draft())
     assert gain == pytest.approx(0, abs=1e-6)
-    with pytest.raises(AdviceError, match="none is left to teach"):
-        LESSON.parts(1)
+    with pytest.raises(AdviceError, match="none is left to train on"):
+        SETTINGS.parts(1)
     held_out = [capture.shard(index).recording for index in (3, 4)]
     rates = [torch.minimum(r.target.double().softmax(-1), r.draft.double().softmax(-1)).sum(-1) for r in held_out]
     assert before == pytest.approx(float(torch.cat(rates).mean()), abs=1e-6)
-    before, after, gain = acceptance(distil(student(), capture, LESSON, tmp_path / "checkpoint.pt"))
+    before, after, gain = acceptance(distil(new_draft(), capture, SETTINGS, tmp_path / "checkpoint.pt"))
     assert gain == pytest.approx(after - before, abs=1e-12)
     assert gain != 0
 
@@ -260,9 +260,9 @@ def test_the_gain_is_measured_on_prompts_that_were_held_out(capture, tmp_path, m
 @pytest.mark.slow
 def test_the_command_writes_a_draft_that_can_be_used(tmp_path) -> None:
     assert run("capture", "--out", tmp_path / "capture", "--new-tokens", 8).exit_code == 0
-    lesson = ["distill", "--capture", tmp_path / "capture", "--out", tmp_path / "run", "--steps", 2, "--batch", 1]
-    assert "held out" in run(*lesson).stdout
-    taught, old = load_model(str(tmp_path / "run" / "draft")), load_pair().draft
+    command = ["distill", "--capture", tmp_path / "capture", "--out", tmp_path / "run", "--steps", 2, "--batch", 1]
+    assert "held out" in run(*command).stdout
+    distilled, old = load_model(str(tmp_path / "run" / "draft")), load_pair().draft
     ids = torch.tensor([[1, 2, 3]])
-    assert not torch.equal(taught(ids).logits, old(ids).logits)
-    assert (taught.dtype, taught.num_parameters()) == (old.dtype, old.num_parameters())
+    assert not torch.equal(distilled(ids).logits, old(ids).logits)
+    assert (distilled.dtype, distilled.num_parameters()) == (old.dtype, old.num_parameters())

@@ -1,4 +1,4 @@
-"""`multidraft distill`: teach a draft model what the target expects on its own text."""
+"""`multidraft distill`: train a draft model on the target's distributions along its own text."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.training.distilling import Lesson
+    from multidraft_research.training.distilling import TrainingSettings
 
 
 def distill(
@@ -32,42 +32,42 @@ def distill(
     wait: o.Wait = False,
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Teach a draft model the target's distributions on a capture, and say what it gains. Run it again to resume."""
+    """Train a draft model on the target's distributions in a capture, and say what it gains. Run it again to resume."""
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.training.distilling import Lesson
+    from multidraft_research.training.distilling import TrainingSettings
 
     silence()
-    lesson, source = Lesson(steps, batch, learning_rate, seed=seed), Capture.open(capture)
-    lesson.parts(len(source.entries))
+    settings, source = TrainingSettings(steps, batch, learning_rate, seed=seed), Capture.open(capture)
+    settings.parts(len(source.entries))
     files.make_folder(out, "--out")
     with files.hold(out, wait):
-        teach(draft, source, lesson, out, as_json)
+        train(draft, source, settings, out, as_json)
     terminal.note(f"{out / 'draft'} is ready for `multidraft generate --target ... --draft ...`")
 
 
-def teach(draft: str | None, source: "Capture", lesson: "Lesson", out: Path, as_json: bool) -> None:
-    """Teach, or go on, and write the draft and the report."""
+def train(draft: str | None, source: "Capture", settings: "TrainingSettings", out: Path, as_json: bool) -> None:
+    """Train, or go on, and write the draft and the report."""
     from multidraft_research.training.corpus import save_tokenizer
     from multidraft_research.training.distilling import distil
 
-    check_same(out / "lesson.json", asdict(lesson) | {"capture": source.fingerprint, "draft": draft or EMBEDDED})
+    check_same(out / "settings.json", asdict(settings) | {"capture": source.fingerprint, "draft": draft or EMBEDDED})
     model, tokenizer = load(draft, source.vocabulary)
     dtype = model.dtype
     try:
-        taught = distil(model, source, lesson, out / "checkpoint.pt")
+        draft_model = distil(model, source, settings, out / "checkpoint.pt")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
-    report(taught, source, lesson, out, as_json)
-    taught.to(dtype=dtype).save_pretrained(out / "draft")  # type: ignore[call-arg]  # hidden self
+    report(draft_model, source, settings, out, as_json)
+    draft_model.to(dtype=dtype).save_pretrained(out / "draft")  # type: ignore[call-arg]  # hidden self
     save_tokenizer(tokenizer, out / "draft")
 
 
 def check_same(note: Path, ours: dict[str, Any]) -> None:
-    """Raise where a folder is of another lesson; else note this one."""
+    """Raise where a folder holds a run with other settings; else note these."""
     theirs = journal.parse(note.read_text(), str(note), "choose another --out") if note.is_file() else ours
     if theirs != ours:
         changed = [f"{name} {theirs.get(name)} is now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]
-        raise AdviceError(f"{note.parent} is of another lesson ({'; '.join(changed)}); choose another --out")
+        raise AdviceError(f"{note.parent} has a run with other settings ({'; '.join(changed)}); choose another --out")
     terminal.write_json(note, ours)
 
 
@@ -88,17 +88,19 @@ def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
     return model, tokenizer
 
 
-def report(taught: "PreTrainedModel", source: "Capture", lesson: "Lesson", out: Path, as_json: bool) -> None:
+def report(
+    draft_model: "PreTrainedModel", source: "Capture", settings: "TrainingSettings", out: Path, as_json: bool
+) -> None:
     """Acceptance on the prompts that were held out, before and after, for people or for scripts, and in a file."""
     from multidraft_research.studies.running.cells import ratio, sums
     from multidraft_research.studies.running.study import Panel
     from multidraft_research.studies.running.tables import as_data, tables
     from multidraft_research.training.distilling import PANEL, gains
 
-    sums_by_place = sums({"id": name, "cells": cells} for name, cells in gains(taught, source, lesson))
+    sums_by_place = sums({"id": name, "cells": cells} for name, cells in gains(draft_model, source, settings))
     estimates = {place: ratio(sums_of_place) for place, sums_of_place in sums_by_place.items()}
     machine = {"commit": commit(), "hardware": hardware(), "versions": versions()}
-    data = {"lesson": asdict(lesson), "capture": source.fingerprint, "entries": as_data(estimates)} | machine
+    data = {"settings": asdict(settings), "capture": source.fingerprint, "entries": as_data(estimates)} | machine
     terminal.write_json(out / "report.json", data)
     if as_json:
         return terminal.print_json(data)

@@ -1,4 +1,4 @@
-"""`multidraft train-head`: an EAGLE-3, DFlash or Medusa head for a target, taught on text that the target wrote."""
+"""`multidraft train-head`: an EAGLE-3, DFlash or Medusa head for a target, trained on text that the target wrote."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from multidraft.io import files, journal
 from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:
-    from multidraft_research.training.heads.course import Target
+    from multidraft_research.training.heads.run import Target
 
 TEXT_HELP = 'JSON lines (gz), as {"user": "Name a colour.", "assistant": "Blue."}, or {"text": "..."} without turns.'
 
@@ -42,13 +42,15 @@ def train_head(
         Path | None,
         Option(exists=True, dir_okay=False, readable=True, help=TEXT_HELP),
     ] = None,
-    own: Annotated[bool, Option("--self", help="Let the target write the text first, to OUT/text.jsonl.")] = False,
+    self_written: Annotated[
+        bool, Option("--self", help="Let the target write the text first, to OUT/text.jsonl.")
+    ] = False,
     states: Annotated[
         Path | None, Option(help="Folder of captured states, which heads share. Default: in OUT.")
     ] = None,
     tokens: Annotated[int, Option(min=1, help="Tokens to write or to read at most; they bound the disk.")] = 300_000,
     vocabulary: Annotated[int, Option(min=1, help="Tokens that the head has, the most frequent ones.")] = 8192,
-    depth: Annotated[int, Option(min=1, max=16, help="Tokens ahead that are taught.")] = 4,
+    depth: Annotated[int, Option(min=1, max=16, help="Tokens ahead that are trained.")] = 4,
     layers: Annotated[int, Option(min=1, help="Decoder layers, of EAGLE-3 and DFlash.")] = 1,
     start: Annotated[
         str | None, Option(metavar="KIND:FOLDER", help="A head to train further, as eagle3:smollm2; its tokens stay.")
@@ -64,20 +66,20 @@ def train_head(
     """Train a head that drafts from a target's hidden states, in `speculators`' format. Run it again to resume."""
     from multidraft.models.heads import drafters
     from multidraft_research.cli.distill import check_same
-    from multidraft_research.training.heads import course
-    from multidraft_research.training.heads.lesson import Lesson, Plan
+    from multidraft_research.training.heads import captured, run
+    from multidraft_research.training.heads.train import Plan, TrainingSettings
 
     silence()
-    if (text is None) == (not own):
+    if (text is None) == (not self_written):
         raise AdviceError("pass --text FILE with what the target wrote, or --self to let it write; one of the two")
     if start is not None and not start.startswith(f"{kind.value}:"):
         raise AdviceError(f"--start {start!r} does not go with --kind {kind.value}; write {kind.value}:FOLDER")
     files.make_folder(out, "--out")
-    lesson = Lesson(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
-    noted = asdict(lesson) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
+    settings = TrainingSettings(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
+    noted = asdict(settings) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
     noted |= {"start": start} if start else {}
     with files.hold(out, wait):
-        check_same(out / "lesson.json", noted)
+        check_same(out / "settings.json", noted)
         if (out / "head" / "config.json").is_file() and last_step(out / "log.jsonl") == steps:
             return ready(out, target, kind)
         check_pretrained_names(Loader(), target)
@@ -85,13 +87,13 @@ def train_head(
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
         if start:
             drafters.head(start, model)  # which is refused before the text is read
-        of = course.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
+        named_target = run.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
         mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
         plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
         try:
-            records = course.states.records(text or written(of, tokenizer, out / "text.jsonl", tokens))
-            taught = course.capture(model, tokenizer, records, states or out / "states", tokens)
-            for _ in course.teach(of, taught, start or plan, lesson, out, every, Progress(steps)):
+            records = captured.records(text or write_text(named_target, tokenizer, out / "text.jsonl", tokens))
+            split = run.capture(model, tokenizer, records, states or out / "states", tokens)
+            for _ in run.train_head(named_target, split, start or plan, settings, out, every, Progress(steps)):
                 pass
             (out / "checkpoint.pt").unlink(missing_ok=True)  # nothing is left to go on with
         except KeyboardInterrupt:
@@ -138,14 +140,14 @@ class Progress:
         return f", about {math.ceil(minutes)} minutes left"
 
 
-def written(target: "Target", tokenizer: Any, path: Path, tokens: int) -> Path:
-    """The target's own text, of so many tokens."""
+def write_text(target: "Target", tokenizer: Any, path: Path, tokens: int) -> Path:
+    """Text that the target writes, of so many tokens."""
     from tqdm import tqdm
 
-    from multidraft_research.training.heads import own_text
+    from multidraft_research.training.heads import target_text
 
     with tqdm(desc="tokens written", unit=" tokens", total=tokens) as bar:
-        for count in own_text.write(target.model, tokenizer, path, tokens):
+        for count in target_text.write(target.model, tokenizer, path, tokens):
             bar.n = count
             bar.refresh()
     return path

@@ -26,22 +26,22 @@ def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
 class Descent:
     """Muon for matrices within a model, AdamW for all else (Jordan et al., 2024), from the checkpoint if there is one.
 
-    `done` is the number of steps that have been taken. All parameters of `taught` are.
+    `done` is the number of steps that have been taken. All parameters of `model` are trained.
     """
 
     def __init__(
-        self, taught: nn.Module, matrices: Sequence[nn.Parameter], rate: float, other_rate: float, checkpoint: Path,
+        self, model: nn.Module, matrices: Sequence[nn.Parameter], rate: float, other_rate: float, checkpoint: Path,
         weight_decay: float = 0.0,
     ):  # fmt: skip
-        self.taught, self.checkpoint = taught, checkpoint
+        self.model, self.checkpoint = model, checkpoint
         apart = set(map(id, matrices))
-        others = [parameter for parameter in taught.parameters() if id(parameter) not in apart]
+        others = [parameter for parameter in model.parameters() if id(parameter) not in apart]
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=rate, weight_decay=weight_decay),
             torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
-        self.done = load_checkpoint(checkpoint, taught, self.optimizers)
+        self.done = load_checkpoint(checkpoint, model, self.optimizers)
 
     def step(self, share: float, accumulate: Callable[[], float]) -> float:
         """A step at this share of the learning rates, on the gradients that `accumulate` makes; its loss."""
@@ -57,7 +57,7 @@ class Descent:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        save_checkpoint(self.checkpoint, self.taught, self.optimizers, self.done)
+        save_checkpoint(self.checkpoint, self.model, self.optimizers, self.done)
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer], step: int) -> None:

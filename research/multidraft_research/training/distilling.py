@@ -1,4 +1,4 @@
-"""A draft model taught by a capture: what the target expected, at every token of its own text."""
+"""A draft model distilled from a capture: what the target expected, at every token of its own text."""
 
 import math
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ BEFORE, AFTER, GAIN, PANEL = "before", "after", "gain", "acceptance"
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """How the draft model is taught; prompts at the end of the capture are held out, to see what it has learnt."""
+class TrainingSettings:
+    """How the draft model is trained; prompts at the end of the capture are held out for measurements."""
 
     steps: int = 200
     batch: int = 4  # prompts a step
@@ -39,34 +39,34 @@ class Lesson:
     seed: int = 0
 
     def parts(self, prompts: int) -> tuple[range, range]:
-        """The prompts that are taught, and those that are held out.
+        """The prompts to train on, and those that are held out.
 
-        >>> Lesson(held_out=0.2).parts(6)
+        >>> TrainingSettings(held_out=0.2).parts(6)
         (range(0, 4), range(4, 6))
         """
-        taught = prompts - max(math.ceil(self.held_out * prompts), 1)
-        if taught < 1:
-            raise AdviceError(f"the capture has {prompts} prompts, of which none is left to teach; capture more")
-        return range(taught), range(taught, prompts)
+        count = prompts - max(math.ceil(self.held_out * prompts), 1)
+        if count < 1:
+            raise AdviceError(f"the capture has {prompts} prompts, of which none is left to train on; capture more")
+        return range(count), range(count, prompts)
 
-    def chosen(self, step: int, taught: range) -> list[int]:
+    def chosen(self, step: int, training: range) -> list[int]:
         """The prompts of a step; they depend on seed and step alone, so that a resumed run sees the same."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        return torch.randint(len(taught), (self.batch,), generator=generator).tolist()
+        return torch.randint(len(training), (self.batch,), generator=generator).tolist()
 
 
-def distil(draft: PreTrainedModel, capture: Capture, lesson: Lesson, checkpoint: Path) -> PreTrainedModel:
-    """Teach a draft model in float32; goes on from the checkpoint where there is one."""
-    taught, _ = lesson.parts(len(capture.entries))
+def distil(draft: PreTrainedModel, capture: Capture, settings: TrainingSettings, checkpoint: Path) -> PreTrainedModel:
+    """Train a draft model in float32; goes on from the checkpoint where there is one."""
+    training, _ = settings.parts(len(capture.entries))
     model = draft.float().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lesson.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     first = load_checkpoint(checkpoint, model, [optimizer])
-    for step in tqdm(range(first, lesson.steps), initial=first, total=lesson.steps, desc="distilling", unit="step"):
+    for step in tqdm(range(first, settings.steps), initial=first, total=settings.steps, desc="distilling", unit="step"):
         optimizer.zero_grad(set_to_none=True)
-        for index in lesson.chosen(step, taught):
-            (loss_of(model, capture.shard(index)) / lesson.batch).backward()
+        for index in settings.chosen(step, training):
+            (loss_of(model, capture.shard(index)) / settings.batch).backward()
         optimizer.step()
-        if (step + 1) % lesson.checkpoint_every == 0 or step + 1 == lesson.steps:
+        if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
             save_checkpoint(checkpoint, model, [optimizer], step + 1)
     return model.eval()
 
@@ -80,9 +80,9 @@ def loss_of(model: PreTrainedModel, shard: Shard) -> Float[Tensor, ""]:
     return -(target_probs[:, :size] * logits.log_softmax(-1)[:, :size]).sum(-1).mean()
 
 
-def gains(draft: PreTrainedModel, capture: Capture, lesson: Lesson) -> Iterator[tuple[str, list[Cell]]]:
+def gains(draft: PreTrainedModel, capture: Capture, settings: TrainingSettings) -> Iterator[tuple[str, list[Cell]]]:
     """Acceptance on each prompt that was held out, with the draft that was captured and with this one."""
-    _, held_out = lesson.parts(len(capture.entries))
+    _, held_out = settings.parts(len(capture.entries))
     for index in held_out:
         shard = capture.shard(index)
         logits = logits_at(draft, shard.prompt.tolist(), shard.tokens.tolist())

@@ -18,15 +18,15 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from multidraft_research.training.descent import Descent, autocast, schedule
-from multidraft_research.training.texts import NEAR, Text, in_batches
+from multidraft_research.training.texts import TEXTS_TOGETHER, Text, in_batches
 
-CHECKPOINT = 25  # steps from one to the next
-TAIL = 0.5  # weight of what the target gives to tokens that were not kept, which the draft may give to any
+STEPS_PER_CHECKPOINT = 25
+TAIL_WEIGHT = 0.5  # weight of what the target gives to tokens that were not kept, which the draft may give to any
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """How a draft is taught; the learning rates fall to nothing over the last `decay` of the steps."""
+class TrainingSettings:
+    """How a draft is trained; the learning rates fall to nothing over the last `decay` of the steps."""
 
     layers: tuple[int, ...] = (0, 1)  # of the target, which the draft begins as
     steps: int = 400
@@ -44,15 +44,15 @@ class Vocabulary:
 
     def __init__(self, target_ids: Sequence[int], of: int):
         self.target_ids, self.size = list(target_ids), len(target_ids)
-        self.own = torch.full((of,), self.size)
-        self.own[torch.tensor(self.target_ids)] = torch.arange(self.size)
+        self.draft_ids = torch.full((of,), self.size)
+        self.draft_ids[torch.tensor(self.target_ids)] = torch.arange(self.size)
 
-    def read(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    def to_draft(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The target's tokens as the draft's."""
-        return self.own[tokens.long()]
+        return self.draft_ids[tokens.long()]
 
 
-def student(target: PreTrainedModel, layers: Sequence[int], vocabulary: Vocabulary) -> LlamaForCausalLM:
+def new_draft(target: PreTrainedModel, layers: Sequence[int], vocabulary: Vocabulary) -> LlamaForCausalLM:
     """A Llama in float32 that begins as these layers of the target, and its embeddings of these tokens."""
     of: Any = target.config
     settings = of.to_dict() | {"num_hidden_layers": len(layers), "vocab_size": vocabulary.size + 1}
@@ -82,12 +82,12 @@ def logits_of(
     rows = torch.from_numpy(np.repeat(np.arange(len(texts)), [len(text.places) for text in texts]))
     before = torch.from_numpy(np.concatenate([text.places for text in texts]).astype(np.int64) - 1)
     with autocast("cpu"):
-        states = model.model(vocabulary.read(tokens), use_cache=False).last_hidden_state
+        states = model.model(vocabulary.to_draft(tokens), use_cache=False).last_hidden_state
         return model.lm_head(states[rows, before])[:, : vocabulary.size].float()
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TargetProbabilities:
     """The target's `probability` of the tokens that were kept: the draft's `ids`, where it has them."""
 
     ids: Int[Tensor, "places top"]
@@ -95,45 +95,47 @@ class Wanted:
     probability: Float[Tensor, "places top"]
 
     @classmethod
-    def of(cls, texts: Sequence[Text], vocabulary: Vocabulary) -> "Wanted":
+    def of(cls, texts: Sequence[Text], vocabulary: Vocabulary) -> "TargetProbabilities":
         """Those of all texts."""
-        ids = vocabulary.read(torch.from_numpy(np.concatenate([text.ids for text in texts]).astype(np.int64)))
+        ids = vocabulary.to_draft(torch.from_numpy(np.concatenate([text.ids for text in texts]).astype(np.int64)))
         logs = torch.from_numpy(np.concatenate([text.logs for text in texts]).astype(np.float32))
         return cls(ids.clamp(max=vocabulary.size - 1), ids < vocabulary.size, logs.exp())
 
-    def drafted(self, logits: Float[Tensor, "places vocabulary"]) -> Float[Tensor, "places top"]:
+    def draft_logs(self, logits: Float[Tensor, "places vocabulary"]) -> Float[Tensor, "places top"]:
         """The draft's log-probabilities of the tokens that were kept; they mean nothing where it has none."""
         return logits.gather(1, self.ids) - logits.logsumexp(-1, keepdim=True)
 
 
-def loss_of(logits: Float[Tensor, "places vocabulary"], wanted: Wanted, mix: float) -> Float[Tensor, " places"]:
+def loss_of(
+    logits: Float[Tensor, "places vocabulary"], target_probs: TargetProbabilities, mix: float
+) -> Float[Tensor, " places"]:
     """Cross-entropy to the target, mixed with minus the logarithm of the acceptance rate."""
-    logs, share = wanted.drafted(logits), wanted.probability * wanted.known
-    tail = (1 - wanted.probability.sum(1)).clamp(min=0)
-    left = (1 - (logs.exp() * wanted.known).sum(1)).clamp(min=1e-4)
-    entropy = -(share * logs).sum(1) - TAIL * tail * left.log()
+    logs, share = target_probs.draft_logs(logits), target_probs.probability * target_probs.known
+    tail = (1 - target_probs.probability.sum(1)).clamp(min=0)
+    left = (1 - (logs.exp() * target_probs.known).sum(1)).clamp(min=1e-4)
+    entropy = -(share * logs).sum(1) - TAIL_WEIGHT * tail * left.log()
     if not mix:
         return entropy
-    accepted = torch.minimum(logs.exp() * wanted.known, share).sum(1)
+    accepted = torch.minimum(logs.exp() * target_probs.known, share).sum(1)
     return (1 - mix) * entropy - mix * accepted.clamp(min=1e-3).log()
 
 
 def train(
-    target: PreTrainedModel, texts: Sequence[Text], vocabulary: Vocabulary, lesson: Lesson, checkpoint: Path
+    target: PreTrainedModel, texts: Sequence[Text], vocabulary: Vocabulary, settings: TrainingSettings, checkpoint: Path
 ) -> Iterator[tuple[int, float, LlamaForCausalLM]]:
-    """Teach a draft, or go on from the checkpoint; after every step its number, its loss in nats, and the draft."""
-    torch.manual_seed(lesson.seed)
-    model = student(target, lesson.layers, vocabulary)
+    """Train a draft, or go on from the checkpoint; after every step its number, its loss in nats, and the draft."""
+    torch.manual_seed(settings.seed)
+    model = new_draft(target, settings.layers, vocabulary)
     matrices = [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "layers" in name]
-    descent = Descent(model, matrices, lesson.learning_rate, lesson.embedding_learning_rate, checkpoint)
-    first, source = descent.done, in_batches([len(text.tokens) for text in texts], lesson.batch, lesson.seed)
-    for step in range(lesson.steps):
+    descent = Descent(model, matrices, settings.learning_rate, settings.embedding_learning_rate, checkpoint)
+    first, source = descent.done, in_batches([len(text.tokens) for text in texts], settings.batch, settings.seed)
+    for step in range(settings.steps):
         batch = [texts[index] for index in next(source)]
         if step < first:
             continue
-        share = schedule(step, lesson.steps, lesson.warmup, lesson.decay)
-        loss = descent.step(share, partial(accumulate, model, batch, vocabulary, lesson.mix))
-        if (step + 1) % CHECKPOINT == 0 or step + 1 == lesson.steps:
+        share = schedule(step, settings.steps, settings.warmup, settings.decay)
+        loss = descent.step(share, partial(accumulate, model, batch, vocabulary, settings.mix))
+        if (step + 1) % STEPS_PER_CHECKPOINT == 0 or step + 1 == settings.steps:
             descent.save()
         yield step + 1, loss, model
 
@@ -141,9 +143,9 @@ def train(
 def accumulate(model: LlamaForCausalLM, batch: Sequence[Text], vocabulary: Vocabulary, mix: float) -> float:
     """Gradients of a batch, some texts at a time, which bounds the memory of the logits."""
     places, total = sum(len(text.places) for text in batch), 0.0
-    for first in range(0, len(batch), NEAR):
-        part = batch[first : first + NEAR]
-        loss = loss_of(logits_of(model, part, vocabulary), Wanted.of(part, vocabulary), mix).sum() / places
+    for first in range(0, len(batch), TEXTS_TOGETHER):
+        part = batch[first : first + TEXTS_TOGETHER]
+        loss = loss_of(logits_of(model, part, vocabulary), TargetProbabilities.of(part, vocabulary), mix).sum() / places
         loss.backward()
         total += loss.item()
     return total
@@ -157,24 +159,26 @@ def acceptance(model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocab
     draft's tokens have of the probability of those that were kept.
     """
     sums: dict[str, list[Tensor]] = {name: [] for name in ("T=1", "T=0.7", "T=0", "T=0, of three", "covered")}
-    for first in range(0, len(texts), NEAR):
-        part = texts[first : first + NEAR]
-        logits, wanted = logits_of(model, part, vocabulary), Wanted.of(part, vocabulary)
+    for first in range(0, len(texts), TEXTS_TOGETHER):
+        part = texts[first : first + TEXTS_TOGETHER]
+        logits, target_probs = logits_of(model, part, vocabulary), TargetProbabilities.of(part, vocabulary)
         answer = torch.from_numpy(np.concatenate([text.places >= text.about["answer"] for text in part]))
-        heats = np.repeat([text.about["temperature"] for text in part], [len(text.places) for text in part])
-        heat = torch.from_numpy(heats)
+        temperatures = np.repeat([text.about["temperature"] for text in part], [len(text.places) for text in part])
+        temperature = torch.from_numpy(temperatures)
         for value, name in ((1.0, "T=1"), (0.7, "T=0.7")):
-            sums[name].append(overlap(logits, wanted, value)[answer & (heat == value)])
-        best = logits.topk(3).indices == torch.where(wanted.known[:, :1], wanted.ids[:, :1], -1)
-        sums["T=0"].append(best[:, 0][answer & (heat == 0)].float())
-        sums["T=0, of three"].append(best.any(1)[answer & (heat == 0)].float())
-        covered = (wanted.probability * wanted.known).sum(1) / wanted.probability.sum(1)
+            sums[name].append(overlap(logits, target_probs, value)[answer & (temperature == value)])
+        best = logits.topk(3).indices == torch.where(target_probs.known[:, :1], target_probs.ids[:, :1], -1)
+        sums["T=0"].append(best[:, 0][answer & (temperature == 0)].float())
+        sums["T=0, of three"].append(best.any(1)[answer & (temperature == 0)].float())
+        covered = (target_probs.probability * target_probs.known).sum(1) / target_probs.probability.sum(1)
         sums["covered"].append(covered[answer])
     return {name: float(torch.cat(values).mean()) for name, values in sums.items() if sum(map(len, values))}
 
 
-def overlap(logits: Float[Tensor, "places vocabulary"], wanted: Wanted, temperature: float) -> Float[Tensor, " places"]:
+def overlap(
+    logits: Float[Tensor, "places vocabulary"], target_probs: TargetProbabilities, temperature: float
+) -> Float[Tensor, " places"]:
     """The sum of min(p, q); below T = 1, the target's law is that of the tokens that were kept."""
-    drafted = wanted.drafted(logits / temperature).exp() * wanted.known
-    heated = wanted.probability ** (1 / temperature)
-    return torch.minimum(drafted, heated if temperature == 1 else heated / heated.sum(1, keepdim=True)).sum(1)
+    draft_probs = target_probs.draft_logs(logits / temperature).exp() * target_probs.known
+    tempered = target_probs.probability ** (1 / temperature)
+    return torch.minimum(draft_probs, tempered if temperature == 1 else tempered / tempered.sum(1, keepdim=True)).sum(1)

@@ -1,7 +1,7 @@
 """How the draft of `smollm2` was made: `python -m multidraft_research.training.smollm2 --help`.
 
 ... write --out runs/draft/texts --part 0 --parts 2   # and --part 1 beside it; stop when there is enough
-... teach runs/draft/texts --conversations FILE       # texts that the target wrote before
+... read runs/draft/texts --conversations FILE       # texts that the target wrote before
 ... train runs/draft/texts --out runs/draft           # goes on where it was stopped
 python examples/to_gguf.py runs/draft/draft draft.gguf --type q8_0
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multidraft_research.training.writing import Prompt
 
 app = Typer(add_completion=False, no_args_is_help=True)
-HELD_OUT = 60  # conversations at each end of a file, which are never taught
+HELD_OUT = 60  # conversations at each end of a file, which are never trained on
 Texts = Annotated[Path, Argument(help="Folder of shards.")]
 
 
@@ -76,19 +76,19 @@ def write(
 
 
 @app.command()
-def teach(
+def read(
     texts: Texts,
     conversations: Annotated[Path, Option(help="JSON lines (gz) of user, assistant, ended, temperature.")],
 ) -> None:
     """Read what the target wrote before; the first and last 60 conversations are held out."""
     from multidraft.models.loading import load_tokenizer
-    from multidraft_research.training import teaching
+    from multidraft_research.training import conversations as written_before
 
-    model, tokenizer, taught_records = target(), load_tokenizer(str(folder())), records(conversations)
-    held, taught = taught_records[:HELD_OUT] + taught_records[-HELD_OUT:], taught_records[HELD_OUT:-HELD_OUT]
-    for chosen, place in ((held, texts / "held"), (taught, texts)):
+    model, tokenizer, all_records = target(), load_tokenizer(str(folder())), records(conversations)
+    held_out, training = all_records[:HELD_OUT] + all_records[-HELD_OUT:], all_records[HELD_OUT:-HELD_OUT]
+    for chosen, place in ((held_out, texts / "held"), (training, texts)):
         place.mkdir(parents=True, exist_ok=True)
-        for path in teaching.teach(model, tokenizer, chosen, place, "g"):
+        for path in written_before.capture_texts(model, tokenizer, chosen, place, "g"):
             tqdm.write(str(path))
 
 
@@ -108,8 +108,8 @@ def train(
     files.make_folder(out, "--out")
     model, loaded, held = target(), load_all(texts), load_all(texts / "held")
     vocabulary = vocabulary_of(loaded, size, model.config.vocab_size, out / "target_ids.json")
-    lesson = small_draft.Lesson(steps=steps, mix=mix)
-    for step, loss, draft in small_draft.train(model, loaded, vocabulary, lesson, out / "checkpoint.pt"):
+    settings = small_draft.TrainingSettings(steps=steps, mix=mix)
+    for step, loss, draft in small_draft.train(model, loaded, vocabulary, settings, out / "checkpoint.pt"):
         if step % every == 0 or step == steps:
             line = json.dumps({"step": step, "loss": loss} | small_draft.acceptance(draft, held, vocabulary))
             tqdm.write(line)

@@ -1,4 +1,4 @@
-"""Texts that a target has written, with its most likely tokens at every place: what small drafts are taught."""
+"""Texts that a target has written, with its most likely tokens at every place: what small drafts are trained on."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,9 @@ from jaxtyping import Float, Integer
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 
-NEAR = 8  # texts of about one length that are read together
-SORTED = 64  # texts that are sorted by length; more would put texts of one length into one batch
-TOP = 64  # tokens that are kept of each distribution; the others' probability is told as a whole
+TEXTS_TOGETHER = 8  # of about one length, in one pass
+SORTED_TEXTS = 64  # by length; more would put texts of one length into one batch
+TOP_TOKENS = 64  # that are kept of each distribution; the others' probability is told as a whole
 
 
 @dataclass
@@ -84,9 +84,9 @@ def in_batches(sizes: Sequence[int], batch: int, seed: int) -> Iterator[list[int
     random, group = np.random.default_rng(seed), list[int]()
     while True:
         order = random.permutation(len(sizes))
-        parts = np.array_split(order, max(len(order) // SORTED, 1))
+        parts = np.array_split(order, max(len(order) // SORTED_TEXTS, 1))
         near = [sorted(part.tolist(), key=lambda index: sizes[index]) for part in parts]
-        groups = [part[first : first + NEAR] for part in near for first in range(0, len(part), NEAR)]
+        groups = [part[i : i + TEXTS_TOGETHER] for part in near for i in range(0, len(part), TEXTS_TOGETHER)]
         for number in random.permutation(len(groups)):
             group += groups[number]
             if sum(sizes[index] for index in group) >= batch:

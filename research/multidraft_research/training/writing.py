@@ -20,11 +20,11 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models.gguf.library import llama_cpp
-from multidraft_research.training.texts import TOP, Text, load, save
+from multidraft_research.training.texts import TOP_TOKENS, Text, load, save
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
-OWN = (
+OPENINGS = (
     "Write a",
     "Summarize",
     "Translate",
@@ -34,11 +34,11 @@ OWN = (
     "Can you",
     "How do",
     "I",
-)  # its turns begin so
-HEATS = (0.0, 0.7, 1.0)  # by turns
-ANSWER, TURN = 192, 96  # new tokens at most, of an answer and of a user's turn
-LONGEST, PASS, SHARD = 768, 2048, 64  # tokens of a row, tokens of a pass, texts of a shard
-LOOP = 16  # tokens that come again end a text without chance: the rest would be the same
+)  # of turns that it writes
+TEMPERATURES = (0.0, 0.7, 1.0)  # by turns
+MAX_ANSWER_TOKENS, MAX_TURN_TOKENS = 192, 96  # new tokens at most, of an answer and of a user's turn
+MAX_ROW_TOKENS, MAX_PASS_TOKENS, TEXTS_PER_SHARD = 768, 2048, 64  # tokens of a row, tokens of a pass, texts of a shard
+LOOP_TOKENS = 16  # that come again end a greedy text: the rest would be the same
 
 
 class Prompt(NamedTuple):
@@ -69,14 +69,14 @@ class Reader:
                 f"llama.cpp cannot load {str(path)!r}: {self.library.last_error()}; get another file of the model"
             )
         settings = self.library.llama_context_default_params()
-        settings.n_ctx, settings.n_seq_max, settings.n_batch = LONGEST * rows, rows, PASS
+        settings.n_ctx, settings.n_seq_max, settings.n_batch = MAX_ROW_TOKENS * rows, rows, MAX_PASS_TOKENS
         settings.n_threads = settings.n_threads_batch = 1
         settings.kv_unified = False
         self.context = self.library.llama_init_from_model(self.model, settings)
         self.memory = self.library.llama_get_memory(self.context)
         self.vocab = self.library.llama_model_get_vocab(self.model)
         self.vocabulary: int = self.library.llama_vocab_n_tokens(self.vocab)
-        self.batch = self.library.llama_batch_init(PASS, 0, 1)
+        self.batch = self.library.llama_batch_init(MAX_PASS_TOKENS, 0, 1)
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a text, special ones among them."""
@@ -122,9 +122,9 @@ class Row:
     logs: list[np.ndarray] = field(default_factory=list)
 
     @property
-    def heat(self) -> float:
+    def temperature(self) -> float:
         """The temperature at present; users' turns are written at T = 1."""
-        return HEATS[self.prompt.number % len(HEATS)] if self.answers else 1.0
+        return TEMPERATURES[self.prompt.number % len(TEMPERATURES)] if self.answers else 1.0
 
     def part(self) -> Part:
         """What the model has not read; of a prompt all is scored, but for its first token."""
@@ -141,18 +141,23 @@ class Row:
         self.tokens.append(token)
         if token == end and not self.answers:
             self.answers, self.tokens = True, self.tokens + answer
-            self.limit = len(self.tokens) + ANSWER
+            self.limit = len(self.tokens) + MAX_ANSWER_TOKENS
             return False
-        return token == end or len(self.tokens) >= self.limit or self.loops()
+        return token == end or len(self.tokens) >= self.limit or self.is_looping()
 
-    def loops(self) -> bool:
-        """Whether a text without chance has begun to repeat itself."""
-        written = np.array(self.tokens[self.limit - ANSWER :], np.uint16)
-        return self.answers and not self.heat and written[:-1].tobytes().find(written[-LOOP:].tobytes()) >= 0
+    def is_looping(self) -> bool:
+        """Whether a greedy text has begun to repeat itself."""
+        written = np.array(self.tokens[self.limit - MAX_ANSWER_TOKENS :], np.uint16)
+        is_greedy = self.answers and not self.temperature
+        return is_greedy and written[:-1].tobytes().find(written[-LOOP_TOKENS:].tobytes()) >= 0
 
     def text(self) -> Text:
         """The text with what was kept of its distributions."""
-        about = {"number": self.prompt.number, "id": self.prompt.id, "temperature": HEATS[self.prompt.number % 3]}
+        about = {
+            "number": self.prompt.number,
+            "id": self.prompt.id,
+            "temperature": TEMPERATURES[self.prompt.number % 3],
+        }
         ids, logs = np.concatenate(self.ids), np.concatenate(self.logs)
         return Text(np.array(self.tokens), np.array(self.places), ids, logs, about)
 
@@ -170,21 +175,21 @@ def as_bfloat16(path: Path, folder: Path) -> Path:
     return place
 
 
-def begun(reader: Reader, prompt: Prompt, sequence: int) -> Row:
+def new_row(reader: Reader, prompt: Prompt, sequence: int) -> Row:
     """A row with its prompt."""
     random = np.random.default_rng([11, prompt.number])
     if prompt.user is None:
-        text = USER + (random.choice(OWN) if random.random() < 0.5 else "")
+        text = USER + (random.choice(OPENINGS) if random.random() < 0.5 else "")
     else:
         text = f"{USER}{prompt.user.strip()}{END}\n{ASSISTANT}"
     tokens = reader.tokens(SYSTEM + text)
-    limit = len(tokens) + (TURN if prompt.user is None else ANSWER)
+    limit = len(tokens) + (MAX_TURN_TOKENS if prompt.user is None else MAX_ANSWER_TOKENS)
     first = len(reader.tokens(SYSTEM))
     return Row(prompt, sequence, tokens, limit, random, answers=prompt.user is not None, first=first)
 
 
 def sample(
-    logits: Float[Tensor, "rows vocabulary"], heats: Sequence[float], numbers: Sequence[float]
+    logits: Float[Tensor, "rows vocabulary"], temperatures: Sequence[float], numbers: Sequence[float]
 ) -> Int[np.ndarray, " rows"]:
     """A token of each row: the most likely one at T = 0, else that at which the distribution function passes a number.
 
@@ -192,18 +197,20 @@ def sample(
     [0, 1]
     """
     drawn = logits.argmax(-1)
-    for row, (heat, number) in enumerate(zip(heats, numbers, strict=True)):
-        if heat:
-            sums = (logits[row].double() / heat).softmax(-1).cumsum(-1)
+    for row, (temperature, number) in enumerate(zip(temperatures, numbers, strict=True)):
+        if temperature:
+            sums = (logits[row].double() / temperature).softmax(-1).cumsum(-1)
             drawn[row] = torch.searchsorted(sums, number * sums[-1], right=True).clamp(max=len(sums) - 1)
     return drawn.numpy()
 
 
 def write(
     path: Path, prompts: Iterator[Prompt], out: Path, name: str, rows: int = 64, seconds: float = float("inf"),
-    told: Callable[[int], Any] = lambda count: None,
+    report: Callable[[int], Any] = lambda count: None,
 ) -> None:  # fmt: skip
-    """Write shards `name`-00000.npz, ... until the prompts, or so many seconds, are over; `told` of new tokens.
+    """Write shards `name`-00000.npz, ... until the prompts, or so many seconds, are over.
+
+    `report` is called with the number of new tokens of each pass.
 
     Prompts whose numbers are in a shard that is there are passed over, so a run that was stopped goes on.
     """
@@ -212,9 +219,10 @@ def write(
     done = {text.about["number"] for shard in shards for text in load(shard)}
     finished: list[Text] = []
     begin, count = time.monotonic(), len(shards)
-    for text in written(Reader(path, rows), (prompt for prompt in prompts if prompt.number not in done), rows, told):
+    new_prompts = (prompt for prompt in prompts if prompt.number not in done)
+    for text in write_rows(Reader(path, rows), new_prompts, rows, report):
         finished.append(text)
-        if len(finished) == SHARD:
+        if len(finished) == TEXTS_PER_SHARD:
             save(out / f"{name}-{count:05d}.npz", finished)
             finished, count = [], count + 1
         if time.monotonic() - begin > seconds:
@@ -223,20 +231,22 @@ def write(
         save(out / f"{name}-{count:05d}.npz", finished)
 
 
-def written(reader: Reader, prompts: Iterator[Prompt], most: int, told: Callable[[int], Any]) -> Iterator[Text]:
+def write_rows(
+    reader: Reader, prompts: Iterator[Prompt], max_rows: int, report: Callable[[int], Any]
+) -> Iterator[Text]:
     """Texts as they end; a row that ends is replaced before the next pass."""
     end, answer = reader.tokens(END)[0], reader.tokens(f"\n{ASSISTANT}")
     rows: list[Row] = []
-    free = list(range(most))
-    while join(reader, prompts, rows, free):
+    free = list(range(max_rows))
+    while fill_rows(reader, prompts, rows, free):
         rows.sort(key=lambda row: row.sequence)  # neighbours are computed together
         parts = [row.part() for row in rows]
         logits = reader.read(parts)
-        values, ids = logits.topk(TOP)
+        values, ids = logits.topk(TOP_TOKENS)
         logs = values - logits.logsumexp(-1, keepdim=True)
         ends = np.cumsum([part.scored for part in parts])
-        drawn = sample(logits[ends - 1], [row.heat for row in rows], [row.random.random() for row in rows])
-        told(len(rows))
+        drawn = sample(logits[ends - 1], [row.temperature for row in rows], [row.random.random() for row in rows])
+        report(len(rows))
         for row, token, part, last in zip(list(rows), drawn, parts, ends, strict=True):
             scored_part = slice(last - part.scored, last)
             if row.take(int(token), ids[scored_part].numpy(), logs[scored_part].numpy(), end, answer):
@@ -245,12 +255,12 @@ def written(reader: Reader, prompts: Iterator[Prompt], most: int, told: Callable
                 yield row.text()
 
 
-def join(reader: Reader, prompts: Iterator[Prompt], rows: list[Row], free: list[int]) -> bool:
+def fill_rows(reader: Reader, prompts: Iterator[Prompt], rows: list[Row], free: list[int]) -> bool:
     """Begin rows as long as there is room in the next pass; whether there are any."""
-    room = PASS - len(rows)
-    while free and room > LONGEST and (prompt := next(prompts, None)):
-        row = begun(reader, prompt, free[-1])
-        if row.limit <= LONGEST:
+    room = MAX_PASS_TOKENS - len(rows)
+    while free and room > MAX_ROW_TOKENS and (prompt := next(prompts, None)):
+        row = new_row(reader, prompt, free[-1])
+        if row.limit <= MAX_ROW_TOKENS:
             reader.forget(free.pop())
             rows.append(row)
             room -= len(row.tokens)

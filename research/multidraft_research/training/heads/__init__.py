@@ -1,1 +1,1 @@
-"""Heads that draft from a target's hidden states, taught on text that the target wrote."""
+"""Heads that draft from a target's hidden states, trained on text that the target wrote."""

@@ -1,4 +1,4 @@
-"""What a head is taught on: a target's hidden states and distributions at texts that it wrote, captured once.
+"""What a head is trained on: a target's hidden states and distributions at texts that it wrote, captured once.
 
 A text is read beside those of about its length. They are kept in bfloat16 in shards on disk, 64 texts each; a shard is
 whole or not there, so a capture that was stopped goes on.
@@ -24,14 +24,14 @@ from multidraft.io.files import NEW_PREFIX
 from multidraft.models import compat
 from multidraft.models.compat import home
 from multidraft.models.products import can_pack
-from multidraft_research.training.teaching import TOGETHER, Conversation
-from multidraft_research.training.texts import TOP, Text
+from multidraft_research.training.conversations import TEXTS_TOGETHER, Conversation
+from multidraft_research.training.texts import TOP_TOKENS, Text
 
-SHARD = 64  # texts of a shard
-LONGEST = 1024  # tokens of a text; what goes beyond is cut off
+TEXTS_PER_SHARD = 64
+MAX_TOKENS = 1024  # of a text; what goes beyond is cut off
 
 
-class Seen(NamedTuple):
+class CapturedText(NamedTuple):
     """A text with the target's states at each of its tokens: those of the layers asked for, then the last, normed."""
 
     text: Text
@@ -55,68 +55,68 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conversation:
-    """One record in tokens, in the tokenizer's chat template; a user's turn of the target's own (`self/...`) is taught.
+    """One record in tokens, in the tokenizer's chat template; turns by the target (`self/...`) are trained on.
 
-    `first` is the token before the first one that is taught, `answer` where the answer begins.
+    `first` is the token before the first one that is trained on, `answer` where the answer begins.
     """
-    is_own_text = str(record.get("id", "")).startswith("self/")
+    is_self_written = str(record.get("id", "")).startswith("self/")
     before, closed = [], ""
     if "text" in record:
-        before, text_tokens = bare(tokenizer, ""), bare(tokenizer, record["text"])
-        tokens, first, answer = text_tokens, max(common(before, text_tokens), 1) - 1, max(len(before), 1)
+        before, text_tokens = without_template(tokenizer, ""), without_template(tokenizer, record["text"])
+        tokens, first, answer = text_tokens, max(common_prefix(before, text_tokens), 1) - 1, max(len(before), 1)
     else:
-        before, empty = prompted(tokenizer, record["user"]), prompted(tokenizer, "")
+        before, empty = with_template(tokenizer, record["user"]), with_template(tokenizer, "")
         closed = str(tokenizer.eos_token or "") if record.get("ended", True) else ""
         tokens = before + tokenizer(record["assistant"] + closed, add_special_tokens=False)["input_ids"]
-        first, answer = (common(before, empty) if is_own_text else len(before)) - 1, len(before)
+        first, answer = (common_prefix(before, empty) if is_self_written else len(before)) - 1, len(before)
     about = {"id": str(record.get("id", number)), "temperature": record.get("temperature", 1.0), "answer": answer}
-    return Conversation(tokens[:LONGEST], first, answer, about)
+    return Conversation(tokens[:MAX_TOKENS], first, answer, about)
 
 
-def bare(tokenizer: Any, text: str) -> list[int]:
+def without_template(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text without a template."""
     return list(tokenizer(text)["input_ids"])
 
 
-def prompted(tokenizer: Any, user: str) -> list[int]:
+def with_template(tokenizer: Any, user: str) -> list[int]:
     """The tokens before an answer."""
     if not tokenizer.chat_template:
-        return bare(tokenizer, user)
+        return without_template(tokenizer, user)
     turns = [{"role": "user", "content": user}]
     text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def common(tokens: Sequence[int], others: Sequence[int]) -> int:
+def common_prefix(tokens: Sequence[int], others: Sequence[int]) -> int:
     """How many tokens two texts begin with alike.
 
-    >>> common([1, 2, 3], [1, 2, 4, 5])
+    >>> common_prefix([1, 2, 3], [1, 2, 4, 5])
     2
     """
     same = (index for index, (left, right) in enumerate(zip(tokens, others, strict=False)) if left != right)
     return next(same, min(len(tokens), len(others)))
 
 
-def see(
+def read_texts(
     model: PreTrainedModel, conversations: Sequence[Conversation], layers: Sequence[int]
-) -> Iterator[tuple[int, Seen]]:
+) -> Iterator[tuple[int, CapturedText]]:
     """Read texts, those of about one length together; each comes with its index.
 
     Layer k is what `output_hidden_states` calls k: 0 is the embedding, k what layer k-1 gives.
     """
     order = sorted(range(len(conversations)), key=lambda index: len(conversations[index].tokens))
-    for first in range(0, len(order), TOGETHER):
-        group = order[first : first + TOGETHER]
+    for first in range(0, len(order), TEXTS_TOGETHER):
+        group = order[first : first + TEXTS_TOGETHER]
         longest = len(conversations[group[-1]].tokens)
         rows = [conversations[index].tokens + [0] * (longest - len(conversations[index].tokens)) for index in group]
         for index, row in zip(
-            group, read(model, rows, layers), strict=True
+            group, read_states(model, rows, layers), strict=True
         ):  # what follows a text is seen by none of it
-            yield index, seen(model, conversations[index], row[: len(conversations[index].tokens)])
+            yield index, capture_text(model, conversations[index], row[: len(conversations[index].tokens)])
 
 
 @torch.no_grad()
-def read(
+def read_states(
     model: PreTrainedModel, rows: list[list[int]], layers: Sequence[int]
 ) -> Float[Tensor, "rows length all width"]:
     """The states of these layers at every token, then the last ones."""
@@ -126,14 +126,16 @@ def read(
 
 
 @torch.no_grad()
-def seen(model: PreTrainedModel, conversation: Conversation, states: Float[Tensor, "length layers width"]) -> Seen:
-    """One text with what its model expects at each place that is taught."""
+def capture_text(
+    model: PreTrainedModel, conversation: Conversation, states: Float[Tensor, "length layers width"]
+) -> CapturedText:
+    """One text with its states, and the model's distribution at each place that is trained on."""
     places = np.arange(conversation.first + 1, len(conversation.tokens))
     logits = model.lm_head(states[places - 1, -1]).float()
-    values, ids = logits.topk(min(TOP, logits.shape[-1]))
+    values, ids = logits.topk(min(TOP_TOKENS, logits.shape[-1]))
     logs = values - logits.logsumexp(-1, keepdim=True)
     text = Text(np.array(conversation.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), conversation.about)
-    return Seen(text, states.to("cpu", torch.bfloat16))
+    return CapturedText(text, states.to("cpu", torch.bfloat16))
 
 
 def capture(
@@ -142,39 +144,46 @@ def capture(
     """Write shards `name`-00000.safetensors, ...; those that are there are passed over. Each with its tokens."""
     out.mkdir(parents=True, exist_ok=True)
     fast_model: PreTrainedModel | None = None
-    for first in range(0, len(conversations), SHARD):
-        group, path = conversations[first : first + SHARD], out / f"{name}-{first // SHARD:05d}.safetensors"
+    for first in range(0, len(conversations), TEXTS_PER_SHARD):
+        group = conversations[first : first + TEXTS_PER_SHARD]
+        path = out / f"{name}-{first // TEXTS_PER_SHARD:05d}.safetensors"
         if not path.exists():
-            fast_model = fast_model or in_fast_numbers(model)
-            seen_by_index = dict(see(fast_model, group, layers))
-            save(path, [seen_by_index[index] for index in range(len(group))])
+            fast_model = fast_model or in_fast_dtype(model)
+            captured_by_index = dict(read_texts(fast_model, group, layers))
+            save(path, [captured_by_index[index] for index in range(len(group))])
         yield path, sum(len(conversation.tokens) for conversation in group)
 
 
-def in_fast_numbers(model: PreTrainedModel) -> PreTrainedModel:
+def in_fast_dtype(model: PreTrainedModel) -> PreTrainedModel:
     """The model, or a copy in float32 on processors without its dtype, which take an eighth of the time for it."""
     return model if home(model).type != "cpu" or can_pack(model.dtype) else deepcopy(model).float()
 
 
-def save(path: Path, texts: Sequence[Seen]) -> None:
+def save(path: Path, texts: Sequence[CapturedText]) -> None:
     """Write a shard, whole or not at all."""
     arrays = {
-        "tokens": torch.from_numpy(np.concatenate([seen_text.text.tokens for seen_text in texts]).astype(np.int32)),
-        "places": torch.from_numpy(np.concatenate([seen_text.text.places for seen_text in texts]).astype(np.int32)),
-        "ids": torch.from_numpy(np.concatenate([seen_text.text.ids for seen_text in texts]).astype(np.int32)),
-        "logs": torch.from_numpy(np.concatenate([seen_text.text.logs for seen_text in texts]).astype(np.float16)),
-        "states": torch.cat([seen_text.states for seen_text in texts]),
+        "tokens": torch.from_numpy(
+            np.concatenate([captured_text.text.tokens for captured_text in texts]).astype(np.int32)
+        ),
+        "places": torch.from_numpy(
+            np.concatenate([captured_text.text.places for captured_text in texts]).astype(np.int32)
+        ),
+        "ids": torch.from_numpy(np.concatenate([captured_text.text.ids for captured_text in texts]).astype(np.int32)),
+        "logs": torch.from_numpy(
+            np.concatenate([captured_text.text.logs for captured_text in texts]).astype(np.float16)
+        ),
+        "states": torch.cat([captured_text.states for captured_text in texts]),
     }
     about = [
-        seen_text.text.about | {"sizes": [len(seen_text.text.tokens), len(seen_text.text.places)]}
-        for seen_text in texts
+        captured_text.text.about | {"sizes": [len(captured_text.text.tokens), len(captured_text.text.places)]}
+        for captured_text in texts
     ]
     new_path = path.with_name(NEW_PREFIX + path.name)
     save_file(arrays, new_path, {"texts": json.dumps(about)})
     new_path.replace(path)
 
 
-def load(path: Path) -> Iterator[Seen]:
+def load(path: Path) -> Iterator[CapturedText]:
     """The texts of a shard; their states stay on disk until they are read."""
     with safe_open(str(path), "pt") as shard:
         about = json.loads(shard.metadata()["texts"])
@@ -184,13 +193,13 @@ def load(path: Path) -> Iterator[Seen]:
     places, ids, logs = (tensors[name].split([size for _, size in sizes]) for name in ("places", "ids", "logs"))
     for index, fields in enumerate(about):
         laws = ids[index].numpy(), logs[index].numpy()
-        yield Seen(Text(tokens[index].numpy(), places[index].numpy(), *laws, fields), states[index])
+        yield CapturedText(Text(tokens[index].numpy(), places[index].numpy(), *laws, fields), states[index])
 
 
-def load_all(folder: Path, name: str) -> list[Seen]:
-    """The texts of all shards of one name that have places to teach; raises AdviceError where there are none."""
+def load_all(folder: Path, name: str) -> list[CapturedText]:
+    """The texts of all shards of one name that have places to train on; raises AdviceError where there are none."""
     paths = sorted(folder.glob(f"{name}-*.safetensors"))
-    texts = [seen_text for path in paths for seen_text in load(path) if len(seen_text.text.places)]
+    texts = [captured_text for path in paths for captured_text in load(path) if len(captured_text.text.places)]
     if not texts:
         raise AdviceError(f"there are no captured texts in {str(folder)!r}; give more text")
     return texts

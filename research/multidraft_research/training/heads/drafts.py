@@ -1,4 +1,4 @@
-"""What a head drafts along texts whose tokens are known, by depth: what it is taught by, and what it is measured by.
+"""What a head drafts along texts whose tokens are known, by depth: what it is trained on, and what it is measured by.
 
 Depth 1 is the token after the one that the target has drawn but not read. A head that is asked deeper reads the text's
 own tokens on the way there, and beyond depth 1 its own states instead of the target's (EAGLE-3's training-time test).
@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from multidraft.models.heads import DFlash, Eagle3, Head, Medusa
-from multidraft_research.training.heads.states import Seen
-from multidraft_research.training.small_draft import Vocabulary, Wanted
+from multidraft_research.training.heads.captured import CapturedText
+from multidraft_research.training.small_draft import TargetProbabilities, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -26,29 +26,33 @@ class Batch:
     tokens: Int[Tensor, "rows length"]
     states: Float[Tensor, "rows length layers width"]
     laws: Int[Tensor, "rows length"]
-    wanted: Wanted
+    target_probs: TargetProbabilities
     answers: Bool[Tensor, " laws"]  # whether the place is one of the answer
-    heats: Float[Tensor, " laws"]  # the temperature that its text was written at
+    temperatures: Float[Tensor, " laws"]  # the temperature that its text was written at
 
     @classmethod
-    def of(cls, seen: Sequence[Seen], vocabulary: Vocabulary, device: torch.device | str = "cpu") -> "Batch":
+    def of(
+        cls, captured: Sequence[CapturedText], vocabulary: Vocabulary, device: torch.device | str = "cpu"
+    ) -> "Batch":
         """These texts, filled up at their ends, which none of their tokens sees."""
-        longest, texts = max(len(seen_text.text.tokens) for seen_text in seen), [seen_text.text for seen_text in seen]
-        tokens, laws = torch.zeros(2, len(seen), longest, dtype=torch.long)
-        states = torch.zeros(len(seen), longest, *seen[0].states.shape[1:])
+        texts = [captured_text.text for captured_text in captured]
+        longest = max(len(text.tokens) for text in texts)
+        tokens, laws = torch.zeros(2, len(captured), longest, dtype=torch.long)
+        states = torch.zeros(len(captured), longest, *captured[0].states.shape[1:])
         count, laws = 0, laws - 1
-        for row, seen_text in enumerate(seen):
-            length, places = len(seen_text.text.tokens), torch.from_numpy(seen_text.text.places.astype(np.int64))
-            tokens[row, :length] = torch.from_numpy(seen_text.text.tokens.astype(np.int64))
-            states[row, :length] = seen_text.states
+        for row, text in enumerate(texts):
+            length, places = len(text.tokens), torch.from_numpy(text.places.astype(np.int64))
+            tokens[row, :length] = torch.from_numpy(text.tokens.astype(np.int64))
+            states[row, :length] = captured[row].states
             laws[row, places] = torch.arange(count, count + len(places))
             count += len(places)
         answers = np.concatenate([text.places >= text.about["answer"] for text in texts])
-        heats = np.repeat([float(text.about["temperature"]) for text in texts], [len(text.places) for text in texts])
-        known = Wanted.of(texts, vocabulary)
-        wanted = Wanted(known.ids.to(device), known.known.to(device), known.probability.to(device))
-        answers_and_heats = torch.from_numpy(answers).to(device), torch.from_numpy(heats).float().to(device)
-        return cls(tokens.to(device), states.to(device), laws.to(device), wanted, *answers_and_heats)
+        counts = [len(text.places) for text in texts]
+        temperatures = np.repeat([float(text.about["temperature"]) for text in texts], counts)
+        known = TargetProbabilities.of(texts, vocabulary)
+        target_probs = TargetProbabilities(known.ids.to(device), known.known.to(device), known.probability.to(device))
+        of_places = torch.from_numpy(answers).to(device), torch.from_numpy(temperatures).float().to(device)
+        return cls(tokens.to(device), states.to(device), laws.to(device), target_probs, *of_places)
 
     @property
     def features(self) -> Float[Tensor, "rows length inputs"]:
@@ -65,85 +69,87 @@ class Batch:
         return self.tokens.gather(1, places.clamp(max=self.tokens.shape[1] - 1))
 
 
-class Drafted(NamedTuple):
-    """What a head says at one depth, of places whose laws are known."""
+class DraftLogits(NamedTuple):
+    """A head's logits at one depth, for places whose laws are known."""
 
     depth: int
     logits: Float[Tensor, "places drafted"]
     laws: Int[Tensor, " places"]
 
 
-class Look(NamedTuple):
-    """How deep, and at which share of the places where it costs a pass of its own."""
+class Depths(NamedTuple):
+    """How deep a head drafts, and at which share of the places where a depth costs a pass of its own."""
 
     depth: int
     share: float
     generator: torch.Generator
 
 
-def drafted(head: Head, batch: Batch, look: Look) -> Iterator[Drafted]:
-    """What a head says along texts, depth by depth."""
+def draft_along(head: Head, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
+    """What a head drafts along texts, depth by depth."""
     if isinstance(head, Medusa):
-        return by_medusa(head, batch, look)
-    return by_eagle3(head, batch, look) if isinstance(head, Eagle3) else by_dflash(head, batch, look)
+        return medusa_drafts(head, batch, depths)
+    return eagle3_drafts(head, batch, depths) if isinstance(head, Eagle3) else dflash_drafts(head, batch, depths)
 
 
-def by_eagle3(head: Eagle3, batch: Batch, look: Look) -> Iterator[Drafted]:
+def eagle3_drafts(head: Eagle3, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
     """At slot i the head reads token i + 1 beside the target's state i; a step deeper, token i + 2 beside its own."""
     slots, cache = batch.tokens.shape[1] - 1, DynamicCache()
     all_slots = torch.arange(slots, device=batch.tokens.device).expand(len(batch.tokens), -1)
     before = all_slots[:, None, :] <= all_slots[:, :, None]
     states = head(batch.tokens[:, 1:], head.fuse(batch.features[:, :-1]), all_slots, before[:, None], cache)
-    yield said(head, states, batch.law(all_slots + 2), 1)
-    if look.depth == 1:
+    yield drafts_at(head, states, batch.law(all_slots + 2), 1)
+    if depths.depth == 1:
         return
-    chosen = choose(batch.law(all_slots + 2) >= 0, look)
+    chosen = choose_slots(batch.law(all_slots + 2) >= 0, depths)
     states = states.gather(1, chosen[..., None].expand(-1, -1, states.shape[-1]))
     diagonal = torch.eye(chosen.shape[1], dtype=torch.bool, device=chosen.device).expand(len(chosen), -1, -1)
     mask = before.gather(1, chosen[..., None].expand(-1, -1, slots))
-    for step in range(1, look.depth):
+    for step in range(1, depths.depth):
         mask = torch.cat([mask, diagonal], 2)
         states = head(batch.token(chosen + step + 1), states, chosen + step, mask[:, None], cache)
-        yield said(head, states, batch.law(chosen + step + 2), step + 1)
+        yield drafts_at(head, states, batch.law(chosen + step + 2), step + 1)
 
 
-def by_dflash(head: DFlash, batch: Batch, look: Look) -> Iterator[Drafted]:
+def dflash_drafts(head: DFlash, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
     """Blocks that begin at some of the tokens, each of which sees the target's states before it."""
     size, length, cache = head.settings.block, batch.tokens.shape[1], DynamicCache()
     all_places = torch.arange(length, device=batch.tokens.device).expand(len(batch.tokens), -1)
     head.remember(head.fuse(batch.features), all_places, cache)
-    first = choose(batch.law(all_places + 1) >= 0, look)
+    first = choose_slots(batch.law(all_places + 1) >= 0, depths)
     places = (first[..., None] + torch.arange(size, device=first.device)).flatten(1)
     tokens = torch.full_like(places, head.settings.mask_token)
     tokens[:, ::size] = batch.token(first)
     block = torch.arange(first.shape[1], device=first.device).repeat_interleave(size)
     same = (block[:, None] == block).expand(len(first), -1, -1)
-    seen = all_places[:, None, :] < first.repeat_interleave(size, 1)[..., None]
-    states = head(tokens, places, torch.cat([seen, same], 2)[:, None], cache).unflatten(1, (-1, size))
+    visible = all_places[:, None, :] < first.repeat_interleave(size, 1)[..., None]
+    states = head(tokens, places, torch.cat([visible, same], 2)[:, None], cache).unflatten(1, (-1, size))
     offset = 0 if head.settings.from_anchor else 1  # the place in a block that says what follows the known token
-    for depth in range(1, min(look.depth, size - offset) + 1):
-        yield said(head, states[:, :, depth - 1 + offset], batch.law(first + depth), depth)
+    for depth in range(1, min(depths.depth, size - offset) + 1):
+        yield drafts_at(head, states[:, :, depth - 1 + offset], batch.law(first + depth), depth)
 
 
-def by_medusa(heads: Medusa, batch: Batch, look: Look) -> Iterator[Drafted]:
+def medusa_drafts(heads: Medusa, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
     """Each head from the last state of every token, and those beyond the first from some."""
     last = batch.states[:, :-1, -1]
     all_places = torch.arange(last.shape[1], device=last.device).expand(len(last), -1)
-    chosen = choose(batch.law(all_places + 2) >= 0, look)
-    for depth in range(1, min(look.depth, heads.settings.heads) + 1):
+    chosen = choose_slots(batch.law(all_places + 2) >= 0, depths)
+    for depth in range(1, min(depths.depth, heads.settings.heads) + 1):
         slots = all_places if depth == 1 else chosen
         laws = batch.law(slots + depth + 1)
         states = last.gather(1, slots[..., None].expand(-1, -1, last.shape[-1]))[laws >= 0]
-        yield Drafted(depth, heads[depth - 1](states), laws[laws >= 0])
+        yield DraftLogits(depth, heads[depth - 1](states), laws[laws >= 0])
 
 
-def said(head: Any, states: Float[Tensor, "rows some hidden"], laws: Int[Tensor, "rows some"], depth: int) -> Drafted:
-    """What states say of the places whose laws are known."""
-    return Drafted(depth, head.logits(states[laws >= 0]), laws[laws >= 0])
+def drafts_at(
+    head: Any, states: Float[Tensor, "rows some hidden"], laws: Int[Tensor, "rows some"], depth: int
+) -> DraftLogits:
+    """The logits of states, for the places whose laws are known."""
+    return DraftLogits(depth, head.logits(states[laws >= 0]), laws[laws >= 0])
 
 
-def choose(fit: Bool[Tensor, "rows slots"], look: Look) -> Int[Tensor, "rows some"]:
+def choose_slots(fit: Bool[Tensor, "rows slots"], depths: Depths) -> Int[Tensor, "rows some"]:
     """Some slots of each row, in order, those first that are fit for it."""
-    numbers = torch.rand(fit.shape, generator=look.generator).to(fit.device) + fit
-    count = max(int(look.share * int(fit.sum(1).max())), 1)
+    numbers = torch.rand(fit.shape, generator=depths.generator).to(fit.device) + fit
+    count = max(int(depths.share * int(fit.sum(1).max())), 1)
     return numbers.topk(count, 1).indices.sort(1).values

@@ -1,4 +1,4 @@
-"""How a head is taught: it begins as a part of its target, and learns the target's distribution at every depth."""
+"""How a head is trained: it begins as a part of its target, and learns the target's distribution at every depth."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -17,20 +17,20 @@ from multidraft.models import compat
 from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings, drafters
 from multidraft.models.heads.configuration import usual_layers
 from multidraft_research.training.descent import Descent, autocast, schedule
-from multidraft_research.training.heads.drafted import Batch, Look, drafted
-from multidraft_research.training.heads.states import Seen
-from multidraft_research.training.small_draft import NEAR, Vocabulary, Wanted, loss_of, overlap
+from multidraft_research.training.heads.captured import CapturedText
+from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
+from multidraft_research.training.small_draft import TEXTS_TOGETHER, TargetProbabilities, Vocabulary, loss_of, overlap
 from multidraft_research.training.texts import in_batches
 
-CHECKPOINT = 25  # steps from one to the next
-CALM = 0.3  # of the target's last norm, which a head begins with: sharp guesses without knowledge cost much
-MEASURED = 0.25  # share of the held-out places that deeper tokens are measured at
-HEATS = {"T=1": 1.0, "T=0.7": 0.7}
+STEPS_PER_CHECKPOINT = 25
+NORM_SCALE = 0.3  # of the target's last norm, which a head begins with: sharp guesses without knowledge cost much
+MEASURED_SHARE = 0.25  # share of the held-out places that deeper tokens are measured at
+TEMPERATURES = {"T=1": 1.0, "T=0.7": 0.7}
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """How a head is taught; the learning rates fall to nothing over the last `decay` of the steps."""
+class TrainingSettings:
+    """How a head is trained; the learning rates fall to nothing over the last `decay` of the steps."""
 
     steps: int = 400
     batch: int = 1500  # tokens a step
@@ -39,7 +39,7 @@ class Lesson:
     warmup: int = 10
     decay: float = 0.5
     depth: int = 4
-    share: float = 0.4  # of the places, at which deeper tokens are taught
+    share: float = 0.4  # of the places, at which deeper tokens are trained
     deeper: float = 0.8  # weight of a depth beside that of the one before
     mix: float = 0.0  # of minus the logarithm of the acceptance rate in the loss
     seed: int = 0
@@ -81,7 +81,7 @@ def decoder(target: PretrainedConfig, layers: int, family: str) -> PretrainedCon
     return AutoConfig.for_model(family, **values, **ends, num_hidden_layers=layers, tie_word_embeddings=False)
 
 
-def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int) -> Head:
+def new_head(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int) -> Head:
     """A head in float32 whose outputs begin as the target's rows; but for Medusa they stay so, as do embeddings.
 
     It has the tokens of the vocabulary, which may be fewer than the plan asks for.
@@ -103,11 +103,11 @@ def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int
     embedding: Any = target.get_input_embeddings()
     head.embed_tokens.weight = nn.Parameter(embedding.weight.detach(), requires_grad=False)
     head.lm_head.weight = nn.Parameter(rows.float(), requires_grad=False)
-    head.norm.weight.data = CALM * body.norm.weight.detach().float()
+    head.norm.weight.data = NORM_SCALE * body.norm.weight.detach().float()
     return head
 
 
-def resumed(name: str, target: PreTrainedModel) -> tuple[Head, Vocabulary]:
+def load_for_training(name: str, target: PreTrainedModel) -> tuple[Head, Vocabulary]:
     """A head that was trained before, as `eagle3:FOLDER` names it, in float32, and its tokens, which stay as they are.
 
     Raises AdviceError where the name leads to no such head for this target.
@@ -120,111 +120,116 @@ def resumed(name: str, target: PreTrainedModel) -> tuple[Head, Vocabulary]:
     return head, Vocabulary(range(size) if head.ids is None else head.ids.tolist(), size)
 
 
-def taught_of(head: Head) -> nn.ParameterList:
-    """What is taught of a head, and nothing that is the target's."""
+def trained_parameters(head: Head) -> nn.ParameterList:
+    """The parameters of a head that training changes: none of the target's."""
     return nn.ParameterList([parameter for parameter in head.parameters() if parameter.requires_grad])
 
 
-def begun_descent(head: Head, lesson: Lesson, checkpoint: Path) -> Descent:
+def new_descent(head: Head, settings: TrainingSettings, checkpoint: Path) -> Descent:
     """Muon for the matrices within, AdamW for outputs and all that is no matrix."""
-    taught, size = taught_of(head), head.settings.drafted
-    matrices = [parameter for parameter in taught if parameter.ndim == 2 and parameter.shape[0] != size]
-    return Descent(taught, matrices, lesson.learning_rate, lesson.other_learning_rate, checkpoint)
+    trained, size = trained_parameters(head), head.settings.drafted
+    matrices = [parameter for parameter in trained if parameter.ndim == 2 and parameter.shape[0] != size]
+    return Descent(trained, matrices, settings.learning_rate, settings.other_learning_rate, checkpoint)
 
 
 def train(
-    head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, lesson: Lesson, checkpoint: Path
+    head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary, settings: TrainingSettings, checkpoint: Path
 ) -> Iterator[tuple[int, int, float]]:
-    """Teach a head, or go on from the checkpoint; after every step its number, the tokens seen so far, and the loss.
+    """Train a head, or go on from the checkpoint; after every step its number, the tokens seen so far, and the loss.
 
     Ctrl-C ends it after the step that it comes in, with a checkpoint; a second one at once.
     """
-    descent, tokens = begun_descent(head, lesson, checkpoint), 0
+    descent, tokens = new_descent(head, settings, checkpoint), 0
     first, source = (
         descent.done,
-        in_batches([len(seen_text.text.tokens) for seen_text in texts], lesson.batch, lesson.seed),
+        in_batches([len(captured_text.text.tokens) for captured_text in texts], settings.batch, settings.seed),
     )
-    with Patience() as patience:
-        for step in range(lesson.steps):
+    with StopAfterStep() as stop:
+        for step in range(settings.steps):
             batch = [texts[index] for index in next(source)]
-            tokens += sum(len(seen_text.text.tokens) for seen_text in batch)
+            tokens += sum(len(captured_text.text.tokens) for captured_text in batch)
             if step < first:
                 continue
-            share = schedule(step, lesson.steps, lesson.warmup, lesson.decay)
-            loss = descent.step(share, partial(accumulate, head, batch, vocabulary, lesson, step))
-            if (step + 1) % CHECKPOINT == 0 or step + 1 == lesson.steps or patience.is_over:
+            share = schedule(step, settings.steps, settings.warmup, settings.decay)
+            loss = descent.step(share, partial(accumulate, head, batch, vocabulary, settings, step))
+            if (step + 1) % STEPS_PER_CHECKPOINT == 0 or step + 1 == settings.steps or stop.is_requested:
                 descent.save()
-            patience.check()
+            stop.check()
             yield step + 1, tokens, loss
 
 
-class Patience:
+class StopAfterStep:
     """Ctrl-C waits for the end of a step."""
 
-    def __enter__(self) -> "Patience":
-        self.is_over = False
+    def __enter__(self) -> "StopAfterStep":
+        self.is_requested = False
         self.before = signal.signal(signal.SIGINT, self.note)
         return self
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """The first one waits."""
-        if self.is_over:
+        if self.is_requested:
             raise KeyboardInterrupt
-        self.is_over = True
+        self.is_requested = True
 
     def check(self) -> None:
         """Raise where one has come."""
-        if self.is_over:
+        if self.is_requested:
             raise KeyboardInterrupt
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self.before)
 
 
-def accumulate(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, lesson: Lesson, step: int) -> float:
+def accumulate(
+    head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary, settings: TrainingSettings, step: int
+) -> float:
     """Gradients of a batch, some texts at a time, which bounds the memory of the logits."""
-    places, total = sum(len(seen_text.text.places) for seen_text in texts), 0.0
-    look = Look(lesson.depth, lesson.share, torch.Generator().manual_seed(lesson.seed * 1_000_003 + step))
+    places, total = sum(len(captured_text.text.places) for captured_text in texts), 0.0
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+    depths = Depths(settings.depth, settings.share, generator)
     device = next(head.parameters()).device
-    for first in range(0, len(texts), NEAR):
-        batch = Batch.of(texts[first : first + NEAR], vocabulary, device)
+    for first in range(0, len(texts), TEXTS_TOGETHER):
+        batch = Batch.of(texts[first : first + TEXTS_TOGETHER], vocabulary, device)
         loss = torch.zeros((), device=device)
         with autocast(device.type):
-            for depth, logits, laws in drafted(head, batch, look):
-                losses = loss_of(logits.float(), at(batch.wanted, laws), lesson.mix)
-                share = lesson.share if depth > 1 or head.settings.kind == DFLASH else 1.0
-                loss = loss + lesson.deeper ** (depth - 1) * losses.sum() / share
+            for depth, logits, laws in draft_along(head, batch, depths):
+                losses = loss_of(logits.float(), select(batch.target_probs, laws), settings.mix)
+                share = settings.share if depth > 1 or head.settings.kind == DFLASH else 1.0
+                loss = loss + settings.deeper ** (depth - 1) * losses.sum() / share
         (loss / places).backward()
         total += loss.item() / places
     return total
 
 
-def at(wanted: Wanted, laws: Tensor) -> Wanted:
+def select(target_probs: TargetProbabilities, laws: Tensor) -> TargetProbabilities:
     """Some of the laws."""
-    return Wanted(wanted.ids[laws], wanted.known[laws], wanted.probability[laws])
+    return TargetProbabilities(target_probs.ids[laws], target_probs.known[laws], target_probs.probability[laws])
 
 
 @torch.inference_mode()
-def acceptance(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, depth: int) -> dict[str, list[float]]:
+def acceptance(head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary, depth: int) -> dict[str, list[float]]:
     """By depth, means over the tokens of answers that were written at the temperature that is named.
 
     The sum of min(p, q); at T = 0 how often the most likely token is right, or among the head's three.
     """
     sums: dict[str, list[list[Tensor]]] = {
-        name: [[] for _ in range(depth)] for name in (*HEATS, "T=0", "T=0, of three")
+        name: [[] for _ in range(depth)] for name in (*TEMPERATURES, "T=0", "T=0, of three")
     }
-    look = Look(depth, MEASURED, torch.Generator().manual_seed(5))
+    depths = Depths(depth, MEASURED_SHARE, torch.Generator().manual_seed(5))
     device = next(head.parameters()).device
-    for first in range(0, len(texts), NEAR):
-        batch = Batch.of(texts[first : first + NEAR], vocabulary, device)
+    for first in range(0, len(texts), TEXTS_TOGETHER):
+        batch = Batch.of(texts[first : first + TEXTS_TOGETHER], vocabulary, device)
         with autocast(device.type):
-            for level, logits, laws in drafted(head, batch, look):
-                wanted, heat = at(batch.wanted, laws), batch.heats[laws].where(batch.answers[laws], -1)
-                for name, value in HEATS.items():
-                    sums[name][level - 1].append(overlap(logits.float(), wanted, value)[(heat - value).abs() < 1e-3])
-                right = logits.topk(3).indices == wanted.ids[:, :1].where(wanted.known[:, :1], -1)
-                sums["T=0"][level - 1].append(right[:, 0][heat == 0].float())
-                sums["T=0, of three"][level - 1].append(right.any(1)[heat == 0].float())
+            for level, logits, laws in draft_along(head, batch, depths):
+                target_probs = select(batch.target_probs, laws)
+                temperature = batch.temperatures[laws].where(batch.answers[laws], -1)
+                for name, value in TEMPERATURES.items():
+                    rates_at_places = overlap(logits.float(), target_probs, value)
+                    sums[name][level - 1].append(rates_at_places[(temperature - value).abs() < 1e-3])
+                right = logits.topk(3).indices == target_probs.ids[:, :1].where(target_probs.known[:, :1], -1)
+                sums["T=0"][level - 1].append(right[:, 0][temperature == 0].float())
+                sums["T=0, of three"][level - 1].append(right.any(1)[temperature == 0].float())
     rates = {name: [torch.cat(values) for values in by_depth if values] for name, by_depth in sums.items()}
     return {
         name: [round(float(values.mean()), 4) for values in rates_by_depth if len(values)]

@@ -1,4 +1,4 @@
-"""Text of a target's own, for training a head where there is none: users' turns that it makes up, and its answers."""
+"""Text that a target writes for training a head: users' turns that it makes up, and its answers."""
 
 import json
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from multidraft.models.compat import home
-from multidraft_research.training.heads.states import common, prompted
-from multidraft_research.training.writing import ANSWER, HEATS, TURN
+from multidraft_research.training.heads.captured import common_prefix, with_template
+from multidraft_research.training.writing import MAX_ANSWER_TOKENS, MAX_TURN_TOKENS, TEMPERATURES
 
-ROWS = 16  # texts that are written together
+ROWS_TOGETHER = 16  # texts that are written together
 
 
 def write(model: PreTrainedModel, tokenizer: Any, out: Path, tokens: int, seed: int = 0) -> Iterator[int]:
@@ -25,7 +25,7 @@ def write(model: PreTrainedModel, tokenizer: Any, out: Path, tokens: int, seed: 
     count = sum(record["tokens"] for record in records)
     while count < tokens:
         torch.manual_seed(seed * 1_000_003 + len(records))
-        new_records = batch(model, tokenizer, len(records))
+        new_records = write_batch(model, tokenizer, len(records))
         with out.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record) + "\n" for record in new_records))
         records += new_records
@@ -33,30 +33,31 @@ def write(model: PreTrainedModel, tokenizer: Any, out: Path, tokens: int, seed: 
         yield count
 
 
-def batch(model: PreTrainedModel, tokenizer: Any, first: int) -> list[dict[str, Any]]:
+def write_batch(model: PreTrainedModel, tokenizer: Any, first: int) -> list[dict[str, Any]]:
     """Some conversations, or texts."""
-    numbers = range(first, first + ROWS)
+    numbers = range(first, first + ROWS_TOGETHER)
     if not tokenizer.chat_template:
         start = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None][:1]
-        texts = continued(model, tokenizer, [start] * ROWS, ANSWER, 1.0)
+        texts = continue_prompts(model, tokenizer, [start] * ROWS_TOGETHER, MAX_ANSWER_TOKENS, 1.0)
         return [
             {"id": f"self/{n}", "text": text, "tokens": size} for n, (text, size, _) in zip(numbers, texts, strict=True)
         ]
-    prompt, other = prompted(tokenizer, "a"), prompted(tokenizer, "b")
-    turns = continued(model, tokenizer, [prompt[: common(prompt, other)]] * ROWS, TURN, 1.0)
-    heat = HEATS[first // ROWS % len(HEATS)]
-    prompts = [prompted(tokenizer, turn) for turn, _, _ in turns]
-    answers = continued(model, tokenizer, prompts, ANSWER, heat)
+    prompt, other = with_template(tokenizer, "a"), with_template(tokenizer, "b")
+    before_turn = prompt[: common_prefix(prompt, other)]
+    turns = continue_prompts(model, tokenizer, [before_turn] * ROWS_TOGETHER, MAX_TURN_TOKENS, 1.0)
+    temperature = TEMPERATURES[first // ROWS_TOGETHER % len(TEMPERATURES)]
+    prompts = [with_template(tokenizer, turn) for turn, _, _ in turns]
+    answers = continue_prompts(model, tokenizer, prompts, MAX_ANSWER_TOKENS, temperature)
     records = []
     for number, (user, question, _), (text, size, ended) in zip(numbers, turns, answers, strict=True):
         record = {"id": f"self/{number}", "user": user, "assistant": text, "ended": ended}
-        records.append(record | {"temperature": heat, "tokens": question + size})
+        records.append(record | {"temperature": temperature, "tokens": question + size})
     return records
 
 
 @torch.inference_mode()
-def continued(
-    model: PreTrainedModel, tokenizer: Any, prompts: list[list[int]], most: int, heat: float
+def continue_prompts(
+    model: PreTrainedModel, tokenizer: Any, prompts: list[list[int]], max_tokens: int, temperature: float
 ) -> list[tuple[str, int, bool]]:
     """What follows each prompt: text, tokens, and whether it came to its end; plain sampling without truncation."""
     ends = tokenizer.eos_token_id
@@ -64,10 +65,12 @@ def continued(
     rows = torch.tensor([[fill] * (longest - len(prompt)) + prompt for prompt in prompts], device=home(model))
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=home(model))
     drawn: dict[str, Any] = (
-        {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0} if heat else {"do_sample": False}
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False}
     )
     generate: Any = model.generate  # type: ignore[operator]  # of every causal model
-    read = generate(rows, attention_mask=mask, max_new_tokens=most, eos_token_id=ends, pad_token_id=fill, **drawn)
+    read = generate(rows, attention_mask=mask, max_new_tokens=max_tokens, eos_token_id=ends, pad_token_id=fill, **drawn)
     answers = []
     for new_tokens in read[:, longest:].tolist():
         ended = ends in new_tokens

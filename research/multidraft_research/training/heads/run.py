@@ -1,0 +1,124 @@
+"""All of a head's training, in a folder: states that are captured once, a head, its checkpoints and its log."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from multidraft.errors import AdviceError
+from multidraft.io import files
+from multidraft.models.heads import Head
+from multidraft.models.heads.configuration import usual_layers
+from multidraft.models.heads.saving import save_head
+from multidraft_research.training.conversations import Conversation
+from multidraft_research.training.heads import captured, train
+from multidraft_research.training.heads.captured import CapturedText
+from multidraft_research.training.heads.train import Plan, TrainingSettings
+from multidraft_research.training.small_draft import Vocabulary
+from multidraft_research.training.texts import frequent
+
+HELD_OUT = 60  # conversations at each end of a file that are never trained on, or a twelfth of few
+
+
+class Split(NamedTuple):
+    """Texts to train on, and texts that are held out for measurements."""
+
+    training: list[CapturedText]
+    held_out: list[CapturedText]
+
+
+def capture(
+    target: PreTrainedModel, tokenizer: Any, records: Sequence[dict[str, Any]], out: Path, max_tokens: int
+) -> Split:
+    """The target's states at conversations, captured now or before; at most so many tokens are trained on.
+
+    Those where the target wrote the larger part come first, as the rest has to be read for little.
+    """
+    conversations = [captured.conversation_of(record, number, tokenizer) for number, record in enumerate(records)]
+    held_out = min(HELD_OUT, len(conversations) // 12)
+    if not held_out:
+        raise AdviceError(f"{len(conversations)} conversations are too few: some are held out; give 12 or more")
+    layers = usual_layers(target.config.get_text_config(decoder=True).num_hidden_layers)
+    training = limit_tokens(conversations[held_out:-held_out], max_tokens)
+    parts = {"held": conversations[:held_out] + conversations[-held_out:], "training": training}
+    with tqdm(desc="states captured", unit=" tokens", total=sum(count_tokens(part) for part in parts.values())) as bar:
+        for name, part in parts.items():
+            for _, count in captured.capture(target, part, layers, out, name):
+                bar.update(count)
+    return Split(captured.load_all(out, "training"), captured.load_all(out, "held"))
+
+
+def count_tokens(conversations: Sequence[Conversation]) -> int:
+    """Tokens of texts."""
+    return sum(len(conversation.tokens) for conversation in conversations)
+
+
+def limit_tokens(conversations: Sequence[Conversation], max_tokens: int) -> list[Conversation]:
+    """Texts of so many tokens together."""
+    order = sorted(
+        conversations,
+        key=lambda item: len(item.tokens) > 1.6 * (len(item.tokens) - item.first),
+    )  # stable
+    taken: list[Conversation] = []
+    for item in order:
+        max_tokens -= len(item.tokens)
+        if max_tokens < 0:
+            break
+        taken.append(item)
+    return taken
+
+
+def choose_vocabulary(training: Sequence[CapturedText], size: int, of: int, kept: Path) -> Vocabulary:
+    """The tokens that a head has, chosen once by how likely the target finds them."""
+    if not kept.exists():
+        files.write(
+            kept, json.dumps(frequent([captured_text.text for captured_text in training], min(size, of), of)).encode()
+        )
+    return Vocabulary(json.loads(kept.read_text()), of)
+
+
+class Target(NamedTuple):
+    """A target, and the name that the head's files give it."""
+
+    model: PreTrainedModel
+    name: str
+
+
+def train_head(
+    target: Target, split: Split, plan: Plan | str, settings: TrainingSettings, out: Path, every: int,
+    report: Callable[[dict[str, Any]], Any],
+) -> Iterator[Head]:  # fmt: skip
+    """Train a head, or go on; every so many steps, and at the end, it is measured, reported, and written to out/head.
+
+    A plan that is a name, such as `eagle3:FOLDER`, is of a head that was trained before.
+    """
+    if isinstance(plan, str):
+        head, vocabulary = train.load_for_training(plan, target.model)
+    else:
+        of = target.model.config.get_text_config(decoder=True).vocab_size
+        vocabulary = choose_vocabulary(split.training, plan.drafted, of, out / "target_ids.json")
+        head = train.new_head(plan, target.model, vocabulary, settings.seed)
+    steps = train.train(head, split.training, vocabulary, settings, out / "checkpoint.pt")
+    with tqdm(desc=f"training {head.settings.kind}", total=settings.steps, unit=" steps") as bar:
+        for step, tokens, loss in steps:
+            bar.n = step
+            bar.set_postfix(loss=f"{loss:.3f}")
+            if step % every and step != settings.steps:
+                continue
+            rates = train.acceptance(head, split.held_out, vocabulary, settings.depth)
+            line = {"step": step, "tokens": tokens, "loss": round(loss, 4)} | rates
+            with (out / "log.jsonl").open("a") as log:
+                log.write(json.dumps(line) + "\n")
+            report(line)
+            write(head, target, out / "head", settings.depth)
+            yield head
+
+
+def write(head: Head, target: Target, folder: Path, tokens: int) -> None:
+    """The head in the target's dtype."""
+    dtype = target.model.dtype
+    names = target.model.config.architectures or [type(target.model).__name__]
+    save_head(head, folder, target.name, names, tokens, dtype=dtype)
