@@ -184,6 +184,21 @@ def test_a_processor_without_bfloat16_computes_in_float32(is_known, monkeypatch)
     assert fast.dtype == (torch.bfloat16 if is_known else torch.float32)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_muon_computes_in_float32_where_there_is_no_bfloat16(is_known, monkeypatch, tmp_path):
+    monkeypatch.setattr(descent, "can_pack", lambda dtype: is_known)
+    model = torch.nn.Linear(9, 5)
+    gradient, before = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)), model.weight.detach().clone()
+    model.weight.grad = gradient.clone()
+    descent.Descent(model, [model.weight], 1.0, 1.0, tmp_path / "none.pt").step(1.0, lambda: 0.0)
+    update = gradient.double() / gradient.double().norm()
+    for _ in range(5):  # Newton and Schulz's, with the coefficients of Jordan et al.
+        squares = update @ update.T
+        update = 3.4445 * update + (-4.775 * squares + 2.0315 * squares @ squares) @ update
+    error = (before - model.weight - update).abs().max().item()
+    assert (error < 1e-5) == (not is_known)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_that_is_larger_than_the_targets_is_cut_to_it(kind, seen, tmp_path):
     """Of the usual 8,192 tokens; it ended in a traceback once the target had written its text."""
