@@ -34,8 +34,8 @@ def main() -> int:
         ("core, files", len(core), 186),
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
-        ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_700),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 25_400),
+        ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_800),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 25_600),
         ("docs and README, written words", sum(map(words, pages)), 18_200),
     ]
     for name, size, limit in rows:

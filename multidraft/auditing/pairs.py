@@ -16,7 +16,7 @@ from multidraft.verification.law import Law
 
 Pair = tuple[str, Tensor, Tensor]  # a name for messages, target, draft
 
-ADVERSARIAL = {
+ADVERSARIAL_PAIRS = {
     "zeros": ([0.5, 0.0, 0.3, 0.2], [0.0, 0.4, 0.6, 0.0]),
     "ties": ([0.25, 0.25, 0.25, 0.25], [0.4, 0.4, 0.1, 0.1]),
     "equal": ([0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]),
@@ -32,7 +32,7 @@ ADVERSARIAL = {
     "peaked": ([0.997, 0.001, 0.001, 0.001], [0.9, 0.05, 0.03, 0.02]),
     "the example of docs/lossless.md": ([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]),
 }
-SPOILS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {  # weights, from a random pair
+SPOILED_WEIGHTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {  # weights, from a random pair
     "sharper": lambda p, q: (p**4, q**2),
     "nearly the same": lambda p, q: (p, p * (1 + 1e-10 * q)),
     "of few ratios": lambda p, q: ((6 * p).ceil(), (6 * q).ceil()),
@@ -42,15 +42,15 @@ SPOILS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {  # weig
 }
 RANDOM, SPOILT = 30, 3  # random pairs, and as many more that are spoilt in each way
 DRAFTS = {"near": 0.5, "far": 2.0}  # how much the logits of a large draft distribution vary
-MISSING = 0.1  # of a large vocabulary's rarer tokens, in the target and in the draft
+MISSING_SHARE = 0.1  # of a large vocabulary's rarer tokens, in the target and in the draft
 
 
 def small_pairs(law: Law, seed: int) -> list[Pair]:
     """All adversarial pairs, random ones of 2 to 5 tokens, and some of 3 to 5 that are spoilt; in float64."""
-    pairs = [(name, double(target), double(draft)) for name, (target, draft) in ADVERSARIAL.items()]
+    pairs = [(name, double(target), double(draft)) for name, (target, draft) in ADVERSARIAL_PAIRS.items()]
     generator = torch.Generator().manual_seed(seed)
     pairs += [(f"random {i}", *random_pair(2 + i % 4, i % 3 == 0, generator)) for i in range(RANDOM)]
-    for kind, spoil in SPOILS.items():
+    for kind, spoil in SPOILED_WEIGHTS.items():
         for i in range(SPOILT):
             target, draft = spoil(*random_pair(3 + i, False, generator))
             pairs.append((f"{kind} {i}", target / target.sum(), draft / draft.sum()))
@@ -93,7 +93,7 @@ def large_pair(law: Law, vocabulary: int, kind: str, seed: int) -> tuple[Float[T
     noise, other, kept, also = torch.randn(4, vocabulary, generator=generator, dtype=torch.float64)
     noise[0] = other[0] = 0  # the two agree on the likeliest token
     common = -1.6 * torch.arange(1, vocabulary + 1).log()
-    rare, never = torch.arange(vocabulary) >= min(8, vocabulary // 2), torch.special.ndtri(torch.tensor(MISSING))
+    rare, never = torch.arange(vocabulary) >= min(8, vocabulary // 2), torch.special.ndtri(torch.tensor(MISSING_SHARE))
     place = torch.randperm(vocabulary, generator=generator)
     pair: list[Tensor] = []
     for logits, mark in ((common + 0.5 * noise, kept), (common + DRAFTS[kind] * other, also)):

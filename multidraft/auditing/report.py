@@ -11,7 +11,7 @@ from multidraft.auditing.exact import Case, Exact, Walked, examine
 from multidraft.auditing.statistical import Sampled, Sampler, Subject
 from multidraft.decoding.tree import Tree
 
-EXACT = 1e-12
+EXACT_ERROR = 1e-12
 ROUNDING = 1e-5
 
 
@@ -49,7 +49,7 @@ class Report:
         """The parts that found a bias: "exact", "statistical", "walks"."""
         exact = self.exact
         checks = {
-            "exact": exact is not None and (self.off(exact) or exact.impossible > max(EXACT, self.within)),
+            "exact": exact is not None and (self.off(exact) or exact.impossible > max(EXACT_ERROR, self.within)),
             "statistical": any(part.biased for part in self.sampled),
             "walks": any(self.off(part) for part in self.walks),
         }
@@ -63,7 +63,7 @@ class Report:
         rule there does, and the failures can be as far off as the tokens.
         """
         times = 2 * sum(count > 0 for count in Tree.parse(part.tree).drafts) if isinstance(part, Walked) else 1
-        return part.deviation > EXACT and not part.total_variation <= times * self.within
+        return part.deviation > EXACT_ERROR and not part.total_variation <= times * self.within
 
     @property
     def verdict(self) -> str:
@@ -72,7 +72,7 @@ class Report:
             return "biased"
         if not self.summed():
             return "no bias found"
-        return "lossless" if self.deviation <= EXACT else "lossless within its stated deviation"
+        return "lossless" if self.deviation <= EXACT_ERROR else "lossless within its stated deviation"
 
     @property
     def sentence(self) -> str:
@@ -140,7 +140,7 @@ def described(case: Case) -> str:
     return (
         f"total variation {case.total_variation:.2g} from target={case.target} with draft={case.draft}, where the "
         f"law is {[float(f'{value:.4g}') for value in case.law]}; drafts with their probabilities: {drafts}"
-        + (f"; outcomes that are no law, off by {case.impossible:.2g}" if case.impossible > EXACT else "")
+        + (f"; outcomes that are no law, off by {case.impossible:.2g}" if case.impossible > EXACT_ERROR else "")
     )
 
 

@@ -36,7 +36,7 @@ POWER = 2.326  # standard deviations: 99 % of a normal law lie above the mean le
 MAX_LOST_CAPITAL = 0.9  # of the capital is lost at worst
 MAX_STAKE = 1e12  # the stake on what cannot happen
 GROUPS, BLOCKS = 12, 8  # of tokens by how much the draft overrates them; by their probability, and by their ids
-FREQUENT, MOST_FREQUENT = 1e-3, 64  # tokens that are looked at one by one
+FREQUENT_PROBABILITY, MAX_FREQUENT_TOKENS = 1e-3, 64  # tokens that are looked at one by one
 BATCH_NUMBERS = 500_000  # numbers in a batch of rows
 MAX_SUM_ERROR = 1e-3  # how far float32 outcomes may be from summing to one
 SUM_ROUNDING = 2e-6  # sums of float32 outcomes may be off by so much
@@ -154,7 +154,7 @@ class Features:
         q = (draft.mean(-2) if draft.ndim > 1 else draft).double() * (p > 0)
         q = q / q.sum().clamp(min=1e-300)
         order, ratio = p.argsort(descending=True, stable=True), q / p.clamp(min=1e-300)
-        often = order[:MOST_FREQUENT][p[order[:MOST_FREQUENT]] >= FREQUENT]
+        often = order[:MAX_FREQUENT_TOKENS][p[order[:MAX_FREQUENT_TOKENS]] >= FREQUENT_PROBABILITY]
         overrated = torch.where(p > 0, q / (q + p), 0.5)[:, None]
         coarse = [overrated, shares((p + q) / 2, ratio.argsort(stable=True), GROUPS)]
         fine = [(p == 0)[:, None], one_hot(torch.arange(size) * BLOCKS // size), shares(p, order, BLOCKS)]

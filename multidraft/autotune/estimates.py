@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 MAX_DRAFTS, CLASSES = 8, 5  # the most drafts at a node; classes of the draft model's confidence
-MISS, MISS_EXPONENT = 0.4, 0.7  # prior: n drafts all miss with probability 0.4 / n^0.7
+MISS_PROBABILITY, MISS_EXPONENT = 0.4, 0.7  # prior: n drafts all miss with probability 0.4 / n^0.7
 CLASS_POWERS = (0.5, 0.75, 1.0, 1.4, 2.2)  # prior: the power of that probability, by confidence class
 MAX_ACCEPTANCE = 0.998  # estimates of acceptance stay between 1 - this and this
 EVIDENCE_PER_COUNT, EVIDENCE_PER_CLASS = 4, 8  # prior strength of one number of drafts, of one class: times that of all
@@ -87,7 +87,7 @@ def acceptance_of_known(probabilities: list[float], trust: float) -> list[float]
 
 def default() -> Rates:
     """The prior: acceptance of a pair that was never measured."""
-    missing = np.concatenate([[1.0], MISS / np.arange(1.0, MAX_DRAFTS + 1) ** MISS_EXPONENT])
+    missing = np.concatenate([[1.0], MISS_PROBABILITY / np.arange(1.0, MAX_DRAFTS + 1) ** MISS_EXPONENT])
     gains = np.tril(np.tile(-np.diff(missing), (MAX_DRAFTS + 1, 1)), -1)
     return Rates(missing, np.array(CLASS_POWERS), shares_of(gains), np.full(CLASSES, 1 / CLASSES))
 

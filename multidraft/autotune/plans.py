@@ -39,7 +39,7 @@ VOLATILE_FIELDS = (
 )  # of a configuration
 SAMPLED_PARAMETERS = 8  # parameters whose first numbers tell one checkpoint from another
 MAX_PLAN_BYTES = 4 << 20  # of a plan's file
-LOADED: dict[Path, "Profile"] = {}  # the profiles that this process has used, by file
+LOADED_PROFILES: dict[Path, "Profile"] = {}  # the profiles that this process has used, by file
 FORMAT_VERSION = 10
 MIN_STEPS = 3  # steps without drafts, and with drafts, that costs are fitted from
 PLAIN = "0/0"  # steps in which no model drafts, and nothing is drafted
@@ -58,12 +58,12 @@ def table(*sizes: int) -> Field:
 
 STEP = Items(Number(-1e-3, 1e9), len(Timed._fields), len(Timed._fields))
 STEPS = Table(r"[\d.e+-]{1,12}/(0|[1-9]\d{0,8})", str, Items(STEP, 1, MAX_SAMPLES), MAX_STEPS)
-LEARNT = Object({name: table(*array.shape) for name, array in vars(AcceptanceTracker()).items()})
+ACCEPTANCE_FIELDS = Object({name: table(*array.shape) for name, array in vars(AcceptanceTracker()).items()})
 PLAN = Object(
     {
         "identity": Object(required=True),
         "samples": Table(r"[1-9]\d{0,8}", int, STEPS, MAX_ROWS, required=True),
-        "acceptance": Table(r"\d{1,16}\.\d", float, LEARNT, MAX_TEMPERATURES, required=True),
+        "acceptance": Table(r"\d{1,16}\.\d", float, ACCEPTANCE_FIELDS, MAX_TEMPERATURES, required=True),
         "spent": Table(r"[1-9]\d{0,8}", int, AMOUNT, MAX_ROWS, required=True),
     }
 )
@@ -252,14 +252,14 @@ def profile_for(pair: MeasuredPair, file: Path | None = None) -> Profile:
     if file is not None:
         return load_named(file, identity)
     file = place(identity)
-    if file not in LOADED:
-        LOADED[file] = load_kept(file, identity) or fresh(identity)
-    return LOADED[file]
+    if file not in LOADED_PROFILES:
+        LOADED_PROFILES[file] = load_kept(file, identity) or fresh(identity)
+    return LOADED_PROFILES[file]
 
 
 def adopt(pair: MeasuredPair, text: str) -> None:
     """Use the profile of another process, in JSON, so that processes that share work choose the same trees."""
-    LOADED[place(pair.identity)] = Profile.from_json(text)
+    LOADED_PROFILES[place(pair.identity)] = Profile.from_json(text)
 
 
 def place(identity: dict[str, Any]) -> Path:

@@ -26,7 +26,7 @@ STEPS_PER_TEXT = 24
 TREES = {"none": NO_DRAFTS}
 TREES |= {name: Tree.parse(name) for name in ("1", "1x1x1", "1x1x1x1x1x1x1", "2x1x1x1", "4x2x2")}
 FIXED_SHARE = 0.5  # of the texts are drafted with one of these trees, the others with auto
-FOREVER = float("inf")  # a budget in seconds
+UNLIMITED_BUDGET = float("inf")  # a budget in seconds
 
 AUTO = "auto"  # the name of the line whose trees the profile chooses
 
@@ -53,10 +53,10 @@ def measure(
             break
         count, temperature, tree = rng.choice(rows), rng.choice(temperatures), rng.choice([*TREES.values()])
         is_fixed = count in profile.known and rng.random() < FIXED_SHARE
-        policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), FOREVER, kind)
+        policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), UNLIMITED_BUDGET, kind)
         for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
             if is_fixed:
-                note(profile, temperature, record, kind, FOREVER)
+                note(profile, temperature, record, kind, UNLIMITED_BUDGET)
             if time.monotonic() > end and profile.known:
                 break
         tick(time.monotonic() - before)

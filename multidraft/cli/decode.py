@@ -131,7 +131,7 @@ class Texts:
         return ["".join(piece for piece, _ in pieces) for pieces in self.pieces]
 
     def __call__(self, row: int, emitted: "Emitted") -> None:
-        kinds = [terminal.UNDRAFTED] if emitted.kinds == ["bonus"] else emitted.kinds  # a bonus follows a draft
+        kinds = [terminal.UNDRAFTED_KIND] if emitted.kinds == ["bonus"] else emitted.kinds  # a bonus follows a draft
         for token, kind in zip(emitted.tokens, kinds, strict=True):
             self.add(row, self.detokenizers[row].add(token), kind)
 
@@ -145,7 +145,7 @@ class Texts:
     def close(self) -> list[str]:
         """Add what was held back, print what is not printed yet, and return all texts."""
         for row, reader in enumerate(self.detokenizers):
-            self.add(row, reader.close(), self.pieces[row][-1][1] if self.pieces[row] else terminal.UNDRAFTED)
+            self.add(row, reader.close(), self.pieces[row][-1][1] if self.pieces[row] else terminal.UNDRAFTED_KIND)
         for prompt, pieces in zip(self.prompts, self.pieces, strict=True) if self.headings else ():
             if not self.streams:
                 terminal.heading(prompt.id, prompt.text)

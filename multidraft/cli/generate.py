@@ -21,7 +21,7 @@ JSONL_HELP = (
     "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
 )
 MAX_NUM_SEQS_HELP = "Prompts decoded at a time; as one ends, the next is read. Results come 16 for each of these."
-ALL = "all"  # baselines
+ALL_BASELINES = "all"  # baselines
 BASELINES_HELP = "With --compare, transformers' drafting that is run too: all, none, lookup or assisted."
 PROMPTS_PER_ROW = 16  # of a call with --max-num-seqs, after which its results are written
 SCHEMA_HELP = "File with a JSON schema that every text must follow; a text that is cut may be incomplete."
@@ -95,7 +95,7 @@ class Output:
     compare: Annotated[
         bool, o.option("Also decode without drafts, and by transformers' drafting.", o.OUTPUT, "--compare")
     ] = False
-    baselines: Annotated[str, o.option(BASELINES_HELP, o.OUTPUT)] = ALL
+    baselines: Annotated[str, o.option(BASELINES_HELP, o.OUTPUT)] = ALL_BASELINES
     as_json: o.Json = False
 
     def check(self, source: Source, *inputs: Path | str | None) -> None:
@@ -103,8 +103,10 @@ class Output:
         options = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": source.limit}
         for name in (name for name, value in options.items() if value and source.is_conversation):
             raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
-        if self.baselines not in (*BASELINES, ALL, NONE):
-            raise AdviceError(f"there are no baselines {self.baselines!r}; use {ALL}, {NONE}, {' or '.join(BASELINES)}")
+        if self.baselines not in (*BASELINES, ALL_BASELINES, NONE):
+            raise AdviceError(
+                f"there are no baselines {self.baselines!r}; use {ALL_BASELINES}, {NONE}, {' or '.join(BASELINES)}"
+            )
         files.check(self.trace, "--trace", inputs)
         files.check(self.jsonl, "--jsonl", inputs)
         if self.trace is not None and self.jsonl is not None and self.trace.resolve() == self.jsonl.resolve():
@@ -229,5 +231,5 @@ def decode_each_way(
         return drafted, None, {}
     plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.prompts), drafts=False), job.seed * SEED_STRIDE
     prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
-    wanted = {name: settings for name, settings in keywords.items() if output.baselines in (name, ALL)}
+    wanted = {name: settings for name, settings in keywords.items() if output.baselines in (name, ALL_BASELINES)}
     return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in wanted.items()}

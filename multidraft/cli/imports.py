@@ -10,7 +10,7 @@ from importlib import import_module
 from multidraft.errors import AdviceError, shown_error
 from multidraft.io.journal import Record
 
-IMPORTED: list[str] = []  # modules that were asked for
+IMPORTED_MODULES: list[str] = []  # modules that were asked for
 unpickle = lru_cache(maxsize=1)(pickle.loads)  # cached, so that a process loads its models once
 
 
@@ -24,12 +24,12 @@ def import_modules(modules: Iterable[str]) -> None:
         except Exception as error:  # importing it may raise anything
             what = shown_error(error)
             raise AdviceError(f"--import {module} fails with {what}; give a module's name, as in my_rules") from error
-        IMPORTED.extend([module] * (module not in IMPORTED))
+        IMPORTED_MODULES.extend([module] * (module not in IMPORTED_MODULES))
 
 
 def with_imports(work: Callable[[int], Record]) -> Callable[[int], Record]:
     """The work of a worker process, which imports first what this process has been asked to import."""
-    return partial(run_job, tuple(IMPORTED), pickle.dumps(work)) if IMPORTED else work
+    return partial(run_job, tuple(IMPORTED_MODULES), pickle.dumps(work)) if IMPORTED_MODULES else work
 
 
 def run_job(modules: tuple[str, ...], pickled: bytes, job: int) -> Record:

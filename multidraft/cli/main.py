@@ -20,7 +20,7 @@ from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
 from multidraft.errors import AdviceError, BrokenProgram
 
-ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
+DESCRIPTION = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
@@ -144,7 +144,7 @@ def schemes(
 
 
 app = typer.Typer(
-    cls=Commands, help=ABOUT, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    cls=Commands, help=DESCRIPTION, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 for command in (export_head, generate, judge, schemes, serve, tune):
     app.command(cls=CheckedCommand)(command)
@@ -159,7 +159,7 @@ def import_all(modules: list[str] | None) -> list[str] | None:
 IMPORT = "Import a module of yours, also of this folder: it registers schemes, or has rules for `MODULE:rule,law=iid`."
 
 
-@app.callback(help=ABOUT)
+@app.callback(help=DESCRIPTION)
 def options(
     modules: Annotated[
         list[str] | None, typer.Option("--import", metavar="MODULE", callback=import_all, help=IMPORT)

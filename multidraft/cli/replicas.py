@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.executors import check_address, connect, gpus_per_worker
-from multidraft.cli.imports import IMPORTED, import_modules
+from multidraft.cli.imports import IMPORTED_MODULES, import_modules
 from multidraft.cli.models import Loader, default_pair, load, parse
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
@@ -124,7 +124,7 @@ def deployment(serving: Serving, min_replicas: int, max_replicas: int, gpus: int
     """
     from ray import serve
 
-    rows, modules = serving.limits.rows, tuple(IMPORTED)
+    rows, modules = serving.limits.rows, tuple(IMPORTED_MODULES)
     replicas: Any = serve.deployment(
         serve.ingress(lambda: app_of(serving, modules))(),
         name=APP_NAME,

@@ -22,10 +22,12 @@ ASSISTED, LOOKUP = "assisted", "lookup"  # transformers drafts with a model, or 
 BASELINES = {ASSISTED: "assisted generation", LOOKUP: "prompt look-up"}
 MAX_LOOKUP_TOKENS = 10  # as in prompt look-up's original code
 RESAMPLES = 2000
-PROCESSED = [name for name, known in SETTINGS.items() if known.option and known.processor is not None]
+PROCESSOR_OPTIONS = [name for name, known in SETTINGS.items() if known.option and known.processor is not None]
 HINT_MARGIN = 1.1  # a smaller factor may be noise, and gives no hint
 MIN_PROMPTS, MIN_STEPS = 5, 200  # fewer are too little to compare
-BUSY = "the machine is busy (its load average exceeds its processors): the numbers mean nothing; run it again when idle"
+BUSY_NOTE = (
+    "the machine is busy (its load average exceeds its processors): the numbers mean nothing; run it again when idle"
+)
 
 
 class Runs(list[tuple[int, float]]):
@@ -108,7 +110,7 @@ class Report:
             columns, rows = [*columns, "plain"], self.summary_rows()
         terminal.print_table(columns, rows, numbers=True)
         if self.plain.tokens and self.check_load():
-            terminal.note(BUSY)
+            terminal.note(BUSY_NOTE)
         if self.advice is not None:
             terminal.note(self.advice)
 
@@ -222,7 +224,7 @@ def baselines(pair: "Models", settings: dict[str, Any], target: str) -> dict[str
 
     from multidraft.models.base import hidden_layers_of
 
-    lacking = [name for name in PROCESSED if SETTINGS[name].transformers is None]
+    lacking = [name for name in PROCESSOR_OPTIONS if SETTINGS[name].transformers is None]
     if settings["stop"] or any(SETTINGS[name].has_processor(settings.get(name), False) for name in lacking):
         return {}
     if not isinstance(pair.target, PreTrainedModel):
@@ -290,5 +292,7 @@ def transformers_settings(target: Any, settings: dict[str, Any]) -> dict[str, An
     keywords = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": end if pad is None else pad}
     if settings["temperature"] == 0:
         return keywords | {"do_sample": False}
-    sampling = {name: settings[name] for name in PROCESSED if SETTINGS[name].has_processor(settings[name], False)}
+    sampling = {
+        name: settings[name] for name in PROCESSOR_OPTIONS if SETTINGS[name].has_processor(settings[name], False)
+    }
     return keywords | {"do_sample": True, "top_k": 0, "top_p": 1.0} | sampling

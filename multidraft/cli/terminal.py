@@ -14,8 +14,13 @@ import typer
 from multidraft.io import files as files
 
 COLOURS = {"accepted": "green", "recovered": "yellow", "bonus": "cyan"}
-UNDRAFTED = "undrafted"  # the kind that a token is shown as if nothing was drafted in its step; it has no colour
-LEGEND = {"accepted": "drafted and accepted", "recovered": "recovered", "bonus": "bonus", UNDRAFTED: "nothing drafted"}
+UNDRAFTED_KIND = "undrafted"  # the kind that a token is shown as if nothing was drafted in its step; it has no colour
+LEGEND = {
+    "accepted": "drafted and accepted",
+    "recovered": "recovered",
+    "bonus": "bonus",
+    UNDRAFTED_KIND: "nothing drafted",
+}
 CONTROL_SIGNS = {code: chr(0x2400 + code) for code in (*range(9), *range(11, 32))}  # all but tab and line feed
 CONTROL_SIGNS |= {127: "\u2421"} | {code: f"\\x{code:x}" for code in range(128, 160)}  # some terminals obey these too
 FILE_COLUMNS = 1000  # of a table in a file or a pipe, so that nothing wraps

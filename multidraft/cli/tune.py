@@ -13,7 +13,7 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal, what_if
 from multidraft.cli.models import NONE, Loader, check_names, default_engine, default_pair, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
-from multidraft.cli.report import BUSY
+from multidraft.cli.report import BUSY_NOTE
 from multidraft.cli.tree_speeds import TreeSpeed, tree_speeds, what_pays
 from multidraft.cli.tune_picture import draw
 from multidraft.errors import AdviceError
@@ -147,7 +147,7 @@ def show(profile: "Profile", speeds: dict[float | int, list[TreeSpeed]]) -> None
     terminal.print_table(columns, acceptance)
     terminal.print_table(COMPARISON_COLUMNS, [speed.cells() for group in speeds.values() for speed in group])
     if is_busy():
-        terminal.note(BUSY)
+        terminal.note(BUSY_NOTE)
     else:
         typer.echo("\n".join(f"T = {temperature:g}: {what_pays(group)}" for temperature, group in speeds.items()))
     terminal.note("`multidraft generate --tree auto` uses these numbers")

@@ -9,7 +9,7 @@ import typer
 
 from multidraft.cli import terminal
 from multidraft.cli.models import Loader, is_file, ready_model, resolve, silence
-from multidraft.cli.report import BUSY
+from multidraft.cli.report import BUSY_NOTE
 from multidraft.errors import AdviceError
 from multidraft.machine import is_busy
 
@@ -84,4 +84,4 @@ def show(costs: "PassCosts", gains: "list[Gain]", drafter_share: float) -> None:
         "every depth."
     )
     if is_busy():
-        terminal.note(BUSY)
+        terminal.note(BUSY_NOTE)

@@ -13,7 +13,7 @@ from multidraft.decoding.state import Scored
 from multidraft.decoding.tree import NodeLaw, TargetOnSupport
 from multidraft.sampling.from_logits import can_be_pending, pending_distributions
 from multidraft.transfer import download, upload
-from multidraft.verification.precision import BELOW_ONE
+from multidraft.verification.precision import FACTOR_BELOW_ONE
 
 Places = list[tuple[int, int]]  # rows with nodes
 MAX_SUMMED_LINES = 64  # at once: their sums in float64 take 78 MB for 151,936 tokens
@@ -65,7 +65,7 @@ def sums_of_others(
 
     A few lines at a time, because sums are float64.
     """
-    uniform, size = upload(numbers, probs.device, torch.float64).clamp(max=BELOW_ONE)[:, None], probs.shape[1]
+    uniform, size = upload(numbers, probs.device, torch.float64).clamp(max=FACTOR_BELOW_ONE)[:, None], probs.shape[1]
     at_supports, totals, tokens = [probs.new_empty(0, dtype=torch.float64)], list[Tensor](), list[Tensor]()
     for first in range(0, len(probs), MAX_SUMMED_LINES):
         others = probs[first : first + MAX_SUMMED_LINES].clone()

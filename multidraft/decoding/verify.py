@@ -25,7 +25,7 @@ from multidraft.errors import AdviceError
 from multidraft.transfer import upload
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import BELOW_ONE
+from multidraft.verification.precision import FACTOR_BELOW_ONE
 from multidraft.verification.rules.recursive_rejection import left_by_one
 from multidraft.verification.scheme import Scheme
 
@@ -225,7 +225,7 @@ class CompressedResidual(Residual):
         on_support, total = left.sum(), left.sum() + self.share * known.others
         if total <= 0 or on_support <= 0:
             return known.token if total > 0 else -1
-        point = min(number, BELOW_ONE) * total
+        point = min(number, FACTOR_BELOW_ONE) * total
         place = int(np.searchsorted(sums, point, side="right"))
         is_drawn = place < len(sums) and left[place] > 0 and sums[place] - left[place] <= point
         return int(self.draft.ids[order[place]]) if is_drawn else -1

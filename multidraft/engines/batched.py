@@ -20,7 +20,7 @@ from multidraft.verification.distributions import pick
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Greedy, Iid, Top, WithoutReplacement
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import BELOW_ONE
+from multidraft.verification.precision import FACTOR_BELOW_ONE
 from multidraft.verification.rules import naive
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
 from multidraft.verification.scheme import Scheme
@@ -104,8 +104,8 @@ class Coins:
         turn, asked = self.turns % self.numbers.shape[1], asks[:, None]
         number, chance = self.numbers.gather(1, turn), probability[:, None].clamp(0, 1)
         heads = number < chance
-        left = torch.where(heads, number / chance, (number - chance) / (1 - chance).clamp(min=1 - BELOW_ONE))
-        self.numbers = self.numbers.scatter(1, turn, torch.where(asked, left.clamp(max=BELOW_ONE), number))
+        left = torch.where(heads, number / chance, (number - chance) / (1 - chance).clamp(min=1 - FACTOR_BELOW_ONE))
+        self.numbers = self.numbers.scatter(1, turn, torch.where(asked, left.clamp(max=FACTOR_BELOW_ONE), number))
         self.turns = self.turns + asked
         return (heads & asked)[:, 0]
 

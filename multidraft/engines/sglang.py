@@ -20,7 +20,7 @@ from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.transfer import upload
 from multidraft.verification.distributions import check_distribution, described, has_values, pick_each, uniform
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import BELOW_ONE
+from multidraft.verification.precision import FACTOR_BELOW_ONE
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
@@ -120,8 +120,8 @@ class Coins:
         """Heads with this probability."""
         number, probability = self.numbers.popleft(), min(max(probability, 0.0), 1.0)
         heads = number < probability
-        left = number / probability if heads else (number - probability) / max(1 - probability, 1 - BELOW_ONE)
-        self.numbers.append(min(left, BELOW_ONE))
+        left = number / probability if heads else (number - probability) / max(1 - probability, 1 - FACTOR_BELOW_ONE)
+        self.numbers.append(min(left, FACTOR_BELOW_ONE))
         return heads
 
 

@@ -295,7 +295,7 @@ def generate_sequences(
     prepared: dict[str, Any],
 ) -> Int[Tensor, "batch longer"] | MultiDraftOutput:
     """What `generate` would return. As there, processors and criteria see a row with its padding on the left."""
-    settings = {name: prepared.pop(name) for name in configs.OWN if name in prepared}
+    settings = {name: prepared.pop(name) for name in configs.OWN_SETTINGS if name in prepared}
     params = configs.params_from(config, {"stop_strings": None} | settings, set())  # transformers has seen to those
     if options.num_logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")

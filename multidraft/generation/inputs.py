@@ -22,7 +22,7 @@ from multidraft.models import compat
 from multidraft.models.base import check_ids, check_method_names, check_sizes, hidden_layers_of
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.heads.drafters import NAMED, head
+from multidraft.models.heads.drafters import HEAD_NAME, head
 from multidraft.models.huggingface import Model
 from multidraft.models.reader import Reader
 from multidraft.sampling.checks import check_all
@@ -114,7 +114,7 @@ def as_drafter(draft: Any, target: Model) -> Model | None:
     """The drafter that was passed, or named as a head, several of them as one; raises AdviceError on what is none."""
     drafters = list(draft) if isinstance(draft, list | tuple) else [draft]
     drafters = [
-        head(drafter, target) if isinstance(drafter, str) and NAMED.fullmatch(drafter) else drafter
+        head(drafter, target) if isinstance(drafter, str) and HEAD_NAME.fullmatch(drafter) else drafter
         for drafter in drafters
     ]
     for model in drafters if draft is not None else ():

@@ -22,7 +22,7 @@ from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECO
 from multidraft.generation.inputs import number_or_default, resolve_config
 from multidraft.generation.streaming import Stream, Streamer
 from multidraft.sampling.checks import check
-from multidraft.sampling.generation_config import OWN
+from multidraft.sampling.generation_config import OWN_SETTINGS
 from multidraft.sampling.params import SamplingParams
 from multidraft.verification.scheme import Scheme
 
@@ -114,6 +114,6 @@ def signature_with_keywords(signature: Signature) -> Signature:
     """
     *parameters, others = signature.parameters.values()
     keywords = [field for field in fields(Options) if field.name in OPTIONS]
-    keywords += [field for field in fields(SamplingParams) if field.name in OWN]
+    keywords += [field for field in fields(SamplingParams) if field.name in OWN_SETTINGS]
     named = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type) for f in keywords]
     return signature.replace(parameters=[*parameters, *named, others])

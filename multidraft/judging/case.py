@@ -12,9 +12,9 @@ from multidraft.judging.places import Place
 from multidraft.judging.reference import MARGIN, MIN_PLACES, WIDTHS, Reference, differences, rounding_of
 from multidraft.judging.verdict import MAX_PLACES, Bets, Compared, Verdict
 
-IMPOSSIBLE = -46.0  # log-probability: among 1e5 tokens one of 1e5 such tokens comes once in 1e10 audits
+IMPOSSIBLE_LOGPROB = -46.0  # log-probability: among 1e5 tokens one of 1e5 such tokens comes once in 1e10 audits
 MAX_TEXTS_FOR_ROUNDING = 8
-UNLISTED = (
+UNLISTED_ADVICE = (
     "the server lists no likeliest tokens beside {} of {} tokens, as llama.cpp does for accepted drafts; only a "
     "reference can judge it: give --reference or --reference-model"
 )
@@ -48,7 +48,7 @@ class Case:
         """Stop betting on reported laws where not all tokens come with one: which ones do may hang on the tokens."""
         unlisted, count = sum(c.unlisted for c in completions), sum(len(c.tokens) for c in completions)
         if unlisted and self.reference is None:
-            raise AdviceError(UNLISTED.format(unlisted, count))
+            raise AdviceError(UNLISTED_ADVICE.format(unlisted, count))
         self.is_listed &= not unlisted
 
     def add_reported(self, completion: Completion) -> None:
@@ -60,9 +60,9 @@ class Case:
         for seen in observe(completion, self.settings):
             self.reported.add(seen)
         self.impossible += [
-            Place.of(completion, position, token.logprob, IMPOSSIBLE)
+            Place.of(completion, position, token.logprob, IMPOSSIBLE_LOGPROB)
             for position, token in enumerate(completion.tokens)
-            if token.logprob < IMPOSSIBLE
+            if token.logprob < IMPOSSIBLE_LOGPROB
         ]
 
     def add_referenced(self, reference: Reference, completions: Sequence[Completion]) -> None:

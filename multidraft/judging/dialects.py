@@ -21,18 +21,20 @@ class Dialect:
     scores_by: Literal["echo", "prompt_logprobs"] | None = "echo"  # how it scores a text; None if it cannot
 
 
-UNCUT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # some servers cut by default, or as the model's config says
+UNCUT_SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # some servers cut by default, or as the model's config says
 GO_ON_FIELDS = {"ignore_eos": True}  # a text that goes on shows its last token, too
 TOKEN_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}  # texts of tokens are not unique
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
         Dialect("multidraft", "sampled", GO_ON_FIELDS),
-        Dialect("vllm", "raw", UNCUT | {"repetition_penalty": 1.0} | GO_ON_FIELDS | TOKEN_IDS, "prompt_logprobs"),
-        Dialect("sglang", "temperature", UNCUT | {"top_k": -1, "repetition_penalty": 1.0} | GO_ON_FIELDS),
+        Dialect(
+            "vllm", "raw", UNCUT_SAMPLING | {"repetition_penalty": 1.0} | GO_ON_FIELDS | TOKEN_IDS, "prompt_logprobs"
+        ),
+        Dialect("sglang", "temperature", UNCUT_SAMPLING | {"top_k": -1, "repetition_penalty": 1.0} | GO_ON_FIELDS),
         # llama.cpp's ignore_eos would change the law, and not what is listed.
-        Dialect("llamacpp", "raw", UNCUT | {"repeat_penalty": 1.0}, None),
-        Dialect("llama-cpp-python", "raw", UNCUT | {"repeat_penalty": 1.0}, None),
+        Dialect("llamacpp", "raw", UNCUT_SAMPLING | {"repeat_penalty": 1.0}, None),
+        Dialect("llama-cpp-python", "raw", UNCUT_SAMPLING | {"repeat_penalty": 1.0}, None),
         Dialect("openai", "raw", {"top_p": 1.0}),
     )
 }

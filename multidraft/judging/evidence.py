@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from multidraft.judging.learning import LEARNED, Learner, cells_of
-from multidraft.judging.scores import FIXED, Seen, fixed_scores
+from multidraft.judging.learning import LEARNED_CELLS, Learner, cells_of
+from multidraft.judging.scores import FIXED_NAMES, Seen, fixed_scores
 
 Array = np.ndarray
-SCORES = FIXED + LEARNED  # what is bet on
+SCORES = FIXED_NAMES + LEARNED_CELLS  # what is bet on
 EVERY = "every token"
 FIRST, LATER = "first of its chunk", "later in its chunk"
 ALONE, BESIDE, BESIDE_CANCELLED, REUSED = "alone", "beside others", "beside cancelled ones", "prompt asked before"
@@ -114,7 +114,7 @@ class Evidence:
         needed = -math.log(alpha * weight) + variance / 2 + allowance + NORMAL_95 * np.sqrt(variance)
         shifts = np.where(variance > 0, needed / stakes.clip(min=1e-300), np.inf).min(-1)
         possible = [1.0, math.inf, 1.0, 1.0]  # a probability cannot shift by more
-        return {n: float(d) if d < most else None for n, d, most in zip(FIXED, shifts, possible, strict=False)}
+        return {n: float(d) if d < most else None for n, d, most in zip(FIXED_NAMES, shifts, possible, strict=False)}
 
 
 def shares_of(strata: Sequence[str]) -> Float[Array, " strata"]:

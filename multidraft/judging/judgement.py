@@ -15,7 +15,7 @@ from multidraft.judging.asking import Asking, Subject, ask_of, waves
 from multidraft.judging.case import Case
 from multidraft.judging.client import Client
 from multidraft.judging.functions import Function
-from multidraft.judging.laws import REPORTED, Reported, Settings
+from multidraft.judging.laws import REPORTED_LAWS, Reported, Settings
 from multidraft.judging.observation import Ask
 from multidraft.judging.reference import Reference
 from multidraft.judging.reference_model import ModelReference
@@ -163,8 +163,8 @@ def check(
     for name, value in (("alpha", alpha), ("rounding", rounding)):
         if not is_number(value) or not 0 < value < 1:
             raise AdviceError(f"{name} is {shown(value)}; use a number above 0 and below 1")
-    if reported not in (None, *REPORTED):
-        raise AdviceError(f"reported is {shown(reported)}; use one of {', '.join(REPORTED)}")
+    if reported not in (None, *REPORTED_LAWS):
+        raise AdviceError(f"reported is {shown(reported)}; use one of {', '.join(REPORTED_LAWS)}")
 
 
 def check_reference(reference: Reference, settings: Settings) -> None:

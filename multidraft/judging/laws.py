@@ -14,7 +14,7 @@ from jaxtyping import Float
 from multidraft.errors import AdviceError
 
 Reported = Literal["sampled", "temperature", "raw"]
-REPORTED = ("sampled", "temperature", "raw")
+REPORTED_LAWS = ("sampled", "temperature", "raw")
 BOUNDARY_TOLERANCE = 1e-3  # where a cut falls so close to a boundary, rounding decides which tokens it keeps
 
 

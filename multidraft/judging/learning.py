@@ -23,7 +23,7 @@ from jaxtyping import Float
 
 from multidraft.judging.scores import Seen
 
-LEARNED = (  # each sorts the bins into cells in a way of its own
+LEARNED_CELLS = (  # each sorts the bins into cells in a way of its own
     "learned: rank",
     "learned: rank by entropy",
     "learned: rank by copied token",
@@ -36,7 +36,7 @@ LEARNED = (  # each sorts the bins into cells in a way of its own
 ENTROPY_STEPS = 2  # cells for one nat
 MAX_PLACE = 8  # later places in a chunk are one cell
 PRIOR_COUNT = 16.0  # expected occurrences that a cell needs before half of its excess counts
-ANOTHER = -1  # the rank of the last bin
+OTHER_RANK = -1  # the rank of the last bin
 Cells = list[Sequence[Hashable]]  # of every bin, for each of `LEARNED`
 
 
@@ -45,8 +45,8 @@ def cells_of(seen: Seen) -> Cells:
     positive = seen.law[seen.law > 0]
     entropy = int(-ENTROPY_STEPS * float(positive @ np.log(positive)))
     place = None if seen.place is None else min(seen.place, MAX_PLACE)
-    ranks = [*range(len(seen.law) - 1), ANOTHER]
-    texts = [*seen.texts, ANOTHER] if seen.texts else ranks
+    ranks = [*range(len(seen.law) - 1), OTHER_RANK]
+    texts = [*seen.texts, OTHER_RANK] if seen.texts else ranks
     by_rank = [[(context, rank) for rank in ranks] for context in (None, entropy, seen.copied, place, seen.client)]
     return [*by_rank, texts, *[[(*seen.before[-count:], text) for text in texts] for count in (1, 2)]]
 
@@ -55,7 +55,7 @@ class Learner:
     """The counts of all cells so far: O - E, E and V."""
 
     def __init__(self) -> None:
-        self.counts = [defaultdict[Hashable, list[float]](lambda: [0.0, 0.0, 0.0]) for _ in LEARNED]
+        self.counts = [defaultdict[Hashable, list[float]](lambda: [0.0, 0.0, 0.0]) for _ in LEARNED_CELLS]
 
     def scores(self, cells: Cells) -> Float[np.ndarray, "learned bins"]:
         """The number that each of `LEARNED` gives to every bin by its cell, from earlier tokens."""

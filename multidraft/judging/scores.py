@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-FIXED = ("the likeliest", "surprise", "copied from the text", "another")
+FIXED_NAMES = ("the likeliest", "surprise", "copied from the text", "another")
 SURPRISE_QUANTILE = 0.99
 MIN_PROBABILITY = 1e-12  # of a bin, in logarithms
 
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 def fixed_scores(seen: Seen) -> Float[np.ndarray, "scores bins"]:
     """The number that each of `FIXED` gives to every bin."""
-    values = np.zeros((len(FIXED), len(seen.law)))
+    values = np.zeros((len(FIXED_NAMES), len(seen.law)))
     values[0, 0] = values[3, -1] = 1.0
     values[1] = surprise(seen.law)
     if seen.copied is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from multidraft.judging.evidence import Evidence
 from multidraft.judging.places import Place
-from multidraft.judging.scores import FIXED
+from multidraft.judging.scores import FIXED_NAMES
 
 MAX_POINTS = 2000  # of a curve in a report or a picture
 MAX_PLACES = 20  # that a report lists
@@ -108,7 +108,7 @@ class Verdict:
         rows.append(["greedy tokens", f"{self.greedy_tokens:,}", f"{len(self.greedy_places)} are not the likeliest"])
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])
-        for score in FIXED:
+        for score in FIXED_NAMES:
             shifts = [bets.smallest_bias[score] for bets in self.bets]
             known = [shift for shift in shifts if shift is not None]
             if score != "surprise":

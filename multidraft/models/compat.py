@@ -22,24 +22,24 @@ from transformers import (
 from multidraft.errors import AdviceError
 from multidraft.models.base import Vocabulary
 
-GROUPED = "grouped_sdpa"  # `sdpa` as passes.py computes it, while a pass of ours runs
+GROUPED_ATTENTION = "grouped_sdpa"  # `sdpa` as passes.py computes it, while a pass of ours runs
 STATES = Version("5.16")  # since when what recurrent models remember has one form
-MASKED = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
+MASKED_KINDS = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
 MEMORIES = ("past_key_values", "cache_params")  # what models call that which they remember
-CONTINUING = (  # with a recurrent state, from which several tokens can be read at once; others are read one by one
+CONTINUING_FAMILIES = (  # with a recurrent state, from which several tokens can be read at once; others one by one
     "bamba falcon_h1 granitemoehybrid lfm2 mamba2 nemotron_h olmo_hybrid qwen3_5 qwen3_5_text qwen3_next"
 ).split()
 ENCODERS = (
     "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
     "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
 ).split()
-UNFIT = {
+UNFIT_FAMILIES = {
     **{name: "is an encoder, whose tokens see later ones; use a decoder-only model" for name in ENCODERS},
     "recurrent_gemma": "keeps its state in its own layers, where batches cannot part; use another model",
     "rwkv": "is read wrongly by transformers where a batch goes on token by token; use another model",
 }
 if Version(__version__) < Version("5"):  # where nothing in the model says so
-    UNFIT |= {
+    UNFIT_FAMILIES |= {
         "moshi": "ignores explicit positions before transformers 5; update it",
         "xglm": "adds the cache's length to explicit positions before transformers 5; update it",
     }
@@ -128,12 +128,12 @@ def needs_paths(model: PreTrainedModel) -> bool:
     """Whether a mask and positions cannot say what its tokens see."""
     positions = "position_ids" in called(model) and not getattr(text_config(model), "alibi", False)
     own_mask = model.config.model_type == "gpt_neo"  # which counts slots, not positions
-    return is_stateful(model) or own_mask or not positions or not layer_types(model) <= MASKED
+    return is_stateful(model) or own_mask or not positions or not layer_types(model) <= MASKED_KINDS
 
 
 def continues(model: PreTrainedModel) -> bool:
     """Whether several tokens can be read behind others in one pass."""
-    return not is_stateful(model) or model.config.model_type in CONTINUING
+    return not is_stateful(model) or model.config.model_type in CONTINUING_FAMILIES
 
 
 def called(model: PreTrainedModel) -> Collection[str]:
@@ -158,8 +158,8 @@ def check_supported(model: PreTrainedModel) -> None:
 def faults_of(model: PreTrainedModel) -> Iterator[str]:
     """Why its trees cannot be trusted."""
     config, attention = text_config(model), text_config(model)._attn_implementation
-    if model.config.model_type in UNFIT:
-        yield UNFIT[model.config.model_type]
+    if model.config.model_type in UNFIT_FAMILIES:
+        yield UNFIT_FAMILIES[model.config.model_type]
     if getattr(config, "is_encoder_decoder", False):
         yield "is an encoder-decoder; use a decoder-only model"
     if not model.can_generate():
@@ -168,7 +168,7 @@ def faults_of(model: PreTrainedModel) -> Iterator[str]:
         yield f"has a recurrent state, which is read from transformers {STATES} on; update it"
     if not set(MEMORIES) & set(called(model)):
         yield "gives nothing to go on from after a pass; use another model"
-    if attention not in ("sdpa", "eager", GROUPED) and not needs_paths(model):
+    if attention not in ("sdpa", "eager", GROUPED_ATTENTION) and not needs_paths(model):
         yield f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"'
     if model.dtype.itemsize == 1:
         yield f"has weights in {model.dtype}, which nothing multiplies; load it with dtype=torch.bfloat16"

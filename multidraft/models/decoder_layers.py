@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from multidraft.models.compat import GROUPED
+from multidraft.models.compat import GROUPED_ATTENTION
 from multidraft.models.fused_loops import let_through, rotate
 from multidraft.models.norms import add_and_normalise, epsilon_of, normalise
 from multidraft.models.products import product_of
@@ -169,4 +169,4 @@ class DecoderLayer(FusedLayer):
 
 def has_interface(layer: Any) -> bool:
     """Whether its attention is one that can be called from here."""
-    return layer.self_attn.config._attn_implementation in ("sdpa", GROUPED)
+    return layer.self_attn.config._attn_implementation in ("sdpa", GROUPED_ATTENTION)

@@ -40,7 +40,7 @@ except ImportError:  # an old version, whose nets are read otherwise
 
 
 FAMILIES = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"}
-CALLED = {"causal_conv1d_fn", "torch_chunk_gated_delta_rule", "get_conv_state", "update_conv_state"}
+CALLED_FUNCTIONS = {"causal_conv1d_fn", "torch_chunk_gated_delta_rule", "get_conv_state", "update_conv_state"}
 EPSILON = 1e-6  # of the length of keys and queries, in all of these families
 
 
@@ -219,7 +219,7 @@ class TreeNet(nn.Module):
 
 def is_net(module: Any) -> bool:
     """Whether it is a gated delta net that is written as those that we know."""
-    return hasattr(module, "layer_idx") and set(unwrap(type(module).forward).__code__.co_names) >= CALLED
+    return hasattr(module, "layer_idx") and set(unwrap(type(module).forward).__code__.co_names) >= CALLED_FUNCTIONS
 
 
 def nets_of(model: PreTrainedModel) -> list[int]:

@@ -17,9 +17,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from multidraft.models.attention import list_slots, listed
-from multidraft.models.compat import GROUPED
+from multidraft.models.compat import GROUPED_ATTENTION
 
-SPECIAL = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
+SPECIAL_ARGUMENTS = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
 
 
 def attend(
@@ -33,7 +33,7 @@ def attend(
 ) -> tuple[Float[Tensor, "rows new heads wide"], None]:
     """What transformers' `sdpa` gives."""
     (rows, heads, new, width), shared, mask = query.shape, key.shape[1], attention_mask
-    special = any(options.get(name) is not None for name in SPECIAL)
+    special = any(options.get(name) is not None for name in SPECIAL_ARGUMENTS)
     lists = None if mask is None or special else listed(mask, query, key, value)
     if lists is not None:
         return lists.attend(query, key, value, width**-0.5 if scaling is None else scaling), None
@@ -47,8 +47,8 @@ def attend(
     return outputs.view(rows, shared, times, new, -1).permute(0, 3, 1, 2, 4).reshape(rows, new, heads, -1), None
 
 
-AttentionInterface.register(GROUPED, attend)
-AttentionMaskInterface.register(GROUPED, sdpa_mask)  # for a pass of somebody else's, in another thread meanwhile
+AttentionInterface.register(GROUPED_ATTENTION, attend)
+AttentionMaskInterface.register(GROUPED_ATTENTION, sdpa_mask)  # for a pass of another thread meanwhile
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def grouped(config: PretrainedConfig, masks: Iterable[Float[Tensor, "rows 1 new 
     """Let a model with these settings use it for a pass with such masks, in place of `sdpa` and of nothing else."""
     gains = config._attn_implementation == "sdpa" and getattr(config, "num_key_value_heads", None)
     if gains:
-        config._attn_implementation = GROUPED
+        config._attn_implementation = GROUPED_ATTENTION
         list_slots(masks)
     try:
         yield

@@ -21,7 +21,7 @@ from multidraft.models.products import can_pack
 from multidraft.models.replacements import Layer
 from multidraft.verification.loops import compiled
 
-LARGEST = 127
+MAX_INT8 = 127
 MAX_TOKENS = 8  # at once; for more of them, as in prompts, products of the weights as they are take less time
 
 
@@ -33,7 +33,7 @@ class Int8Product:
     def __init__(self, layers: Sequence[nn.Linear]):
         self.layers = list(layers)
         numbers = torch.cat([layer.weight.detach().float() for layer in layers]).numpy()
-        self.scales = np.maximum(np.abs(numbers).max(1), np.finfo(np.float32).tiny) / np.float32(LARGEST)
+        self.scales = np.maximum(np.abs(numbers).max(1), np.finfo(np.float32).tiny) / np.float32(MAX_INT8)
         self.weights = np.rint(numbers / self.scales[:, None]).astype(np.int8)
         biases = [torch.zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach() for layer in layers]
         self.biases = torch.cat(biases).float().numpy()

@@ -15,7 +15,7 @@ from multidraft.models.replacements import MIN_PACKED_NUMBERS, Layer, Norm, Repl
 Kinds = tuple[type[Replacement], ...]
 TARGET_KINDS: Kinds = DecoderLayer, Layer, Norm  # what is within one that came before is left
 Places = list[tuple[dict[str, nn.Module | None], str]]
-PACKED: WeakKeyDictionary[nn.Module, list[Replacement]] = WeakKeyDictionary()
+REPLACEMENTS_BY_MODULE: WeakKeyDictionary[nn.Module, list[Replacement]] = WeakKeyDictionary()
 
 
 def places_in(module: nn.Module) -> Places:
@@ -53,9 +53,9 @@ def packed(module: nn.Module, kinds: Kinds = TARGET_KINDS) -> Iterator[None]:
 
     A module's are always of the same kinds.
     """
-    layers = [] if torch.is_autocast_enabled("cpu") else PACKED.get(module)
+    layers = [] if torch.is_autocast_enabled("cpu") else REPLACEMENTS_BY_MODULE.get(module)
     if layers is None or not all(layer.is_fresh() for layer in layers):
-        layers = PACKED[module] = replacements_of(module, kinds)
+        layers = REPLACEMENTS_BY_MODULE[module] = replacements_of(module, kinds)
     for layer in layers:
         layer.module.__dict__.setdefault("forward", layer.forward)  # what else has taken a layer over since stays
     try:

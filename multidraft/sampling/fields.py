@@ -11,7 +11,7 @@ from multidraft.sampling.ranges import Range
 if TYPE_CHECKING:
     import torch
 
-SAME = "the name of the field"
+FIELD_NAME = "the name of the field"
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Setting:
     off: tuple[Any, ...] = ()  # values other than None for which no processor is made
     only_sampling: bool = False  # greedy decoding leaves the processor out
     reads_prompt: bool = False  # the processor depends on the tokens of the prompt, not only on their number
-    transformers: str | None = SAME  # the name in `GenerationConfig`; None if transformers has no such setting
+    transformers: str | None = FIELD_NAME  # the name in `GenerationConfig`; None if transformers has no such setting
     option: bool = False  # whether the command line has it
     served: str | None = None  # the name in the body of a request; None if there is none
     served_off: tuple[Any, ...] = ()  # values that clients send for "off"
 
     def of_field(self, name: str) -> "Setting":
         """The setting of the field with this name: names that are the same are filled in."""
-        transformers, served = (name if other == SAME else other for other in (self.transformers, self.served))
+        transformers, served = (name if other == FIELD_NAME else other for other in (self.transformers, self.served))
         return replace(self, transformers=transformers, served=served)
 
     @property

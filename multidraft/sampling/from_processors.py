@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from multidraft.sampling.processors import AFTER, WARPERS, Processors, check_known, for_row, name_of
+from multidraft.sampling.processors import SHIFT_SAFE_PROCESSORS, WARPERS, Processors, check_known, for_row, name_of
 from multidraft.sampling.settings import Sampling
 
 
 def before_warpers(processors: Sequence[LogitsProcessor], extra: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
     """The list with more processors where transformers puts those of a user."""
-    first = next((i for i, processor in enumerate(processors) if name_of(processor) in AFTER), len(processors))
+    first = next(
+        (i for i, processor in enumerate(processors) if name_of(processor) in SHIFT_SAFE_PROCESSORS), len(processors)
+    )
     return [*processors[:first], *extra, *processors[first:]]
 
 
@@ -23,7 +25,9 @@ def override(
 
     As in transformers, a user's warper does not replace one.
     """
-    by_class = {type(processor): processor for processor in reversed(extra) if name_of(processor) not in AFTER}
+    by_class = {
+        type(processor): processor for processor in reversed(extra) if name_of(processor) not in SHIFT_SAFE_PROCESSORS
+    }
     result = [by_class.get(type(processor), processor) for processor in processors]
     replaced = [processor for processor in result if processor not in processors]
     return result, [processor for processor in extra if processor not in replaced]
@@ -39,7 +43,7 @@ def sampling_from(processors: Sequence[LogitsProcessor], greedy: bool, row: int 
     listed = for_row(processors, row)
     names = [name_of(processor) for processor in listed]
     first = next((i for i, name in enumerate(names) if name in WARPERS), len(names))
-    if greedy or not set(names[first:]) <= AFTER:  # in any other order, the list runs as it is
+    if greedy or not set(names[first:]) <= SHIFT_SAFE_PROCESSORS:  # in any other order, the list runs as it is
         return Sampling(0 if greedy else 1.0, before=Processors(listed) if listed else None)
     rest = list(listed[first:])
     temperature = take(rest, "TemperatureLogitsWarper", "temperature") or 1.0

@@ -13,20 +13,24 @@ from multidraft.errors import AdviceError, shown
 from multidraft.sampling.checks import check_all
 from multidraft.sampling.params import SETTINGS, SamplingParams
 
-HONOURED = {known.transformers for known in SETTINGS.values() if known.transformers is not None} | {
+HONOURED_SETTINGS = {known.transformers for known in SETTINGS.values() if known.transformers is not None} | {
     "do_sample",
     "return_dict_in_generate",
     "pad_token_id",
 }
 FIELD_OF = {known.transformers: name for name, known in SETTINGS.items()}
-OWN = {name for name, known in SETTINGS.items() if known.transformers != name}  # settings that transformers lacks
-MEANINGLESS = set(  # what only beams, encoders, assistants or other caches read; and notes of where a file came from
-    "early_stopping length_penalty decoder_start_token_id bos_token_id num_assistant_tokens "
-    "num_assistant_tokens_schedule assistant_confidence_threshold max_matching_ngram_size assistant_lookbehind "
-    "target_lookbehind cache_config max_cache_len prefill_chunk_size compile_config disable_compile "
-    "return_legacy_cache transformers_version".split()
+OWN_SETTINGS = {
+    name for name, known in SETTINGS.items() if known.transformers != name
+}  # settings that transformers lacks
+IGNORED_SETTINGS = (
+    set(  # what only beams, encoders, assistants or other caches read; and notes of where a file came from
+        "early_stopping length_penalty decoder_start_token_id bos_token_id num_assistant_tokens "
+        "num_assistant_tokens_schedule assistant_confidence_threshold max_matching_ngram_size assistant_lookbehind "
+        "target_lookbehind cache_config max_cache_len prefill_chunk_size compile_config disable_compile "
+        "return_legacy_cache transformers_version".split()
+    )
 )
-REFUSED = {  # with the values that may be set all the same, because they are the default or change nothing
+REFUSED_SETTINGS = {  # with the values that may be set all the same, because they are the default or change nothing
     name: allowed
     for names, allowed in {
         "low_memory token_healing output_attentions output_hidden_states output_scores output_logits use_mtp "
@@ -40,14 +44,14 @@ REFUSED = {  # with the values that may be set all the same, because they are th
     }.items()
     for name in names.split()
 }
-INSTEAD = {
+REPLACEMENT_ADVICE = {
     **dict.fromkeys(("output_scores", "output_logits"), "ask for logprobs=True"),
     **dict.fromkeys(("cache_implementation", "use_cache"), "trees have a cache of their own; leave it out"),
     "prompt_lookup_num_tokens": "pass a draft model",
     "assistant_ensemble_weight": "it biases the output; leave it out",
 }
 INSTEAD_OF_KEYWORDS = {"assistant_model": "draft_model", "streamer": "stream", "tokenizer": "stop_tokenizer"}
-KNOWN = HONOURED | MEANINGLESS | set(REFUSED)
+KNOWN_SETTINGS = HONOURED_SETTINGS | IGNORED_SETTINGS | set(REFUSED_SETTINGS)
 
 
 def fields() -> dict[str, Any]:
@@ -59,16 +63,16 @@ def check_supported(values: Mapping[str, Any]) -> None:
     """Raise AdviceError on the first value that cannot be honoured."""
     for name, default in fields().items():
         value = values.get(name)
-        allowed = REFUSED.get(name, (default,))
-        if name in HONOURED | MEANINGLESS or value is None or any(value == other for other in allowed):
+        allowed = REFUSED_SETTINGS.get(name, (default,))
+        if name in HONOURED_SETTINGS | IGNORED_SETTINGS or value is None or any(value == other for other in allowed):
             continue
-        advice = INSTEAD.get(name, "leave it out, or use plain generate")
+        advice = REPLACEMENT_ADVICE.get(name, "leave it out, or use plain generate")
         raise AdviceError(f"{name}={value!r} is not supported by multi-draft decoding; {advice}")
 
 
 def check_names(names: Iterable[str]) -> None:
     """Raise AdviceError on a name that is neither a field of the installed version nor a setting that it lacks."""
-    known = [*fields(), *OWN]
+    known = [*fields(), *OWN_SETTINGS]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *INSTEAD_OF_KEYWORDS.values()], 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError
 from multidraft.sampling import fields as make
-from multidraft.sampling.fields import SAME, PromptContext, Setting, setting
+from multidraft.sampling.fields import FIELD_NAME, PromptContext, Setting, setting
 from multidraft.sampling.ranges import (
     CUTOFF,
     FACTOR,
@@ -44,8 +44,8 @@ DEFAULT_NEW_TOKENS = 128
 MAX_LENGTH = Range(int, 1, MAX_TOKENS)
 Number = float | int | None
 Count = int | None
-PUBLIC: dict[str, Any] = dict(option=True, served=SAME)  # on the command line and in requests
-SERVED_ONLY: dict[str, Any] = dict(transformers=None, served=SAME)
+PUBLIC_FIELD: dict[str, Any] = dict(option=True, served=FIELD_NAME)  # on the command line and in requests
+SERVED_ONLY: dict[str, Any] = dict(transformers=None, served=FIELD_NAME)
 warper = partial(setting, only_sampling=True)
 
 
@@ -88,7 +88,7 @@ class SamplingParams:
         "Above 1, earlier tokens become less likely.",
         "RepetitionPenaltyLogitsProcessor",
         off=(1,),
-        **PUBLIC,
+        **PUBLIC_FIELD,
     )
     no_repeat_ngram_size: Count = setting(
         TOKEN_COUNT, "No n-gram of this size occurs twice.", "NoRepeatNGramLogitsProcessor", off=(0,)
@@ -130,29 +130,29 @@ class SamplingParams:
         "TopNSigma",
         off=(0, -1),
         transformers=None,
-        **PUBLIC,
+        **PUBLIC_FIELD,
     )
     grammar: Any = setting(check_grammar, "What the text must look like.", make.grammar_mask, transformers=None)
 
     # Temperature and filters
     temperature: Number = warper(
-        TEMPERATURE, "0 decodes greedily.", "TemperatureLogitsWarper", default=1.0, off=(1,), **PUBLIC
+        TEMPERATURE, "0 decodes greedily.", "TemperatureLogitsWarper", default=1.0, off=(1,), **PUBLIC_FIELD
     )
     top_h: Number = warper(
         POSITIVE_PROBABILITY, "Sample from the tokens that hold this part of the entropy.", "TopHLogitsWarper"
     )
     top_k: Count = warper(
-        TOP_K, "Sample from the k most likely tokens.", "TopKLogitsWarper", served_off=(0, -1), **PUBLIC
+        TOP_K, "Sample from the k most likely tokens.", "TopKLogitsWarper", served_off=(0, -1), **PUBLIC_FIELD
     )
     top_p: Number = warper(
-        POSITIVE_PROBABILITY, "Sample from the smallest set that holds p.", "TopPLogitsWarper", off=(1,), **PUBLIC
+        POSITIVE_PROBABILITY, "Sample from the smallest set that holds p.", "TopPLogitsWarper", off=(1,), **PUBLIC_FIELD
     )
     min_p: Number = warper(
         PROBABILITY,
         "Sample from tokens at least p times as likely as the top.",
         "MinPLogitsWarper",
         off=(0,),
-        **PUBLIC,
+        **PUBLIC_FIELD,
     )
     typical_p: Number = warper(
         POSITIVE_PROBABILITY, "Sample from the most typical tokens that hold p.", "TypicalLogitsWarper", off=(1,)

@@ -24,9 +24,12 @@ Scores = Float[Tensor, "rows vocabulary"]
 # By name, because versions of transformers differ in what they have.
 FILTERS = {"TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"}
 WARPERS = FILTERS | {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"}
-AFTER = WARPERS | {"WatermarkLogitsProcessor", "LogitNormalization"}  # adding a constant to all logits changes nothing
-BLIND = WARPERS | {"LogitNormalization", "InfNanRemoveLogitsProcessor", "SuppressTokensLogitsProcessor"}
-LOOKING_BACK = {
+SHIFT_SAFE_PROCESSORS = WARPERS | {
+    "WatermarkLogitsProcessor",
+    "LogitNormalization",
+}  # adding a constant to all logits changes nothing
+TEXT_BLIND_PROCESSORS = WARPERS | {"LogitNormalization", "InfNanRemoveLogitsProcessor", "SuppressTokensLogitsProcessor"}
+TEXT_READING_PROCESSORS = {
     f"{name}LogitsProcessor"
     for name in (
         "MinLength MinNewTokensLength RepetitionPenalty EncoderRepetitionPenalty NoRepeatNGram EncoderNoRepeatNGram "
@@ -109,7 +112,9 @@ class Processors:
 
     def __init__(self, listed: Sequence[LogitsProcessor]):
         self.listed: Sequence[Any] = listed  # transformers' type hints know fewer tensors than it takes
-        blind = (name_of(processor) in BLIND or isinstance(processor, BlindProcessor) for processor in listed)
+        blind = (
+            name_of(processor) in TEXT_BLIND_PROCESSORS or isinstance(processor, BlindProcessor) for processor in listed
+        )
         self.looks_back = not all(blind)  # an unknown one may
 
     def run(self, logits: Lines, some: list[int], prefixes: Prefixes | None) -> Float[Tensor, "some vocabulary"]:
@@ -192,7 +197,7 @@ def check_known(processors: Sequence[LogitsProcessor]) -> None:
     """Raise on those of transformers that cannot work on a tree, which visits sequences in any order."""
     for processor in processors:
         name = name_of(processor)
-        if name and name not in BLIND | LOOKING_BACK:
+        if name and name not in TEXT_BLIND_PROCESSORS | TEXT_READING_PROCESSORS:
             raise AdviceError(f"{name} keeps a state or needs another forward pass; generate without it")
 
 

@@ -6,11 +6,11 @@ The limits are defined here, without torch, because the command line's help show
 from dataclasses import dataclass
 
 # The status and the message of each `Refused`.
-FULL = 429, "the queue is full; try again a little later"
-LOADING = 503, "the model is being loaded; try again a little later"
-CLOSED = 503, "the server is being stopped, or its engine has died; try again later"
-BROKEN = 500, "the server failed to compute this answer; its log says more, try again"
-LATE = 504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"
+FULL_ERROR = 429, "the queue is full; try again a little later"
+LOADING_ERROR = 503, "the model is being loaded; try again a little later"
+CLOSED_ERROR = 503, "the server is being stopped, or its engine has died; try again later"
+BROKEN_ERROR = 500, "the server failed to compute this answer; its log says more, try again"
+TIMEOUT_ERROR = 504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"
 
 
 class Refused(Exception):

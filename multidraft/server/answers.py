@@ -25,7 +25,7 @@ from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.decoding.request import Step, Update
 from multidraft.generation.text import IncrementalDetokenizer
-from multidraft.server import LATE, Refused
+from multidraft.server import TIMEOUT_ERROR, Refused
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.calls import CallDelta, CallReader, calls_of
 from multidraft.server.process import error_as_json
@@ -142,7 +142,7 @@ class Answers:
                 ):
                     yield choice, pieces, update.step
         except TimeoutError:
-            raise Refused(*LATE) from None
+            raise Refused(*TIMEOUT_ERROR) from None
         finally:
             self.cancel()
 

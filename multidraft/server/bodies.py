@@ -27,7 +27,9 @@ LongText = Annotated[str, Field(max_length=2**20)]
 FAIL_FAST = Field(fail_fast=True)  # else a list with 100,000 wrong items would take seconds to refuse
 Tokens = Annotated[list[Token], FAIL_FAST]
 MAX_BIASES = 1024
-SERVED = {known.served: name for name, known in SETTINGS.items() if known.served is not None}  # settings by field
+SETTINGS_BY_FIELD = {
+    known.served: name for name, known in SETTINGS.items() if known.served is not None
+}  # settings by field
 SAMPLING_FIELDS: dict[str, Any] = {
     known.served: (known.kind | None, Field(None, description=known.help))
     for known in SETTINGS.values()
@@ -175,16 +177,16 @@ UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give 
     "logits_processors": "the server runs no code of a client's",
     "chat_template": "the server has its own",
 }
-OFF: tuple[Any, ...] = (None, False, "", [], {}, 0)  # values that ask for nothing
+OFF_VALUES: tuple[Any, ...] = (None, False, "", [], {}, 0)  # values that ask for nothing
 
 
 def sampling_values(body: GenerationBody) -> dict[str, Any]:
     """The sampling settings that are set, by their names in the body."""
-    values = {served: getattr(body, served) for served in SERVED}
+    values = {served: getattr(body, served) for served in SETTINGS_BY_FIELD}
     return {
         served: value
         for served, value in values.items()
-        if value is not None and value not in SETTINGS[SERVED[served]].served_off
+        if value is not None and value not in SETTINGS[SETTINGS_BY_FIELD[served]].served_off
     }
 
 
@@ -197,7 +199,7 @@ def sampling_of(
     grammar: Grammar | None = None,
 ) -> Sampling:
     """What an answer to a prompt is sampled with."""
-    values = {SERVED[served]: value for served, value in sampling_values(body).items()}
+    values = {SETTINGS_BY_FIELD[served]: value for served, value in sampling_values(body).items()}
     params = SamplingParams(**values, logit_bias=body.logit_bias, eos_token_id=sorted(ends), grammar=grammar)
     return params.compile(prompt, vocabulary, device)
 
@@ -205,7 +207,7 @@ def sampling_of(
 def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
     """Raise on values that are out of range or not supported."""
     for served, value in sampling_values(body).items():
-        check_setting(SERVED[served], value, served)
+        check_setting(SETTINGS_BY_FIELD[served], value, served)
     if body.seed is not None:
         check_setting("seed", body.seed)
     check_setting("logit_bias", body.logit_bias or {}, vocabulary=vocabulary)
@@ -229,5 +231,5 @@ def refuse_unsupported(
 ) -> None:
     """Raise on a field that is not supported, unless its value asks for nothing, or is one of its harmless values."""
     for name, reason in reasons.items():
-        if fields.get(name) not in (*OFF, *harmless.get(name, ())):
+        if fields.get(name) not in (*OFF_VALUES, *harmless.get(name, ())):
             raise AdviceError(f"{name} is not supported: {reason}; leave it out")

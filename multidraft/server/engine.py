@@ -21,7 +21,7 @@ from multidraft.decoding.warm_up import warm_up
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model
 from multidraft.sampling.gate import RowFault
-from multidraft.server import BROKEN, CLOSED, FULL, Limits, Refused
+from multidraft.server import BROKEN_ERROR, CLOSED_ERROR, FULL_ERROR, Limits, Refused
 
 LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
@@ -67,9 +67,9 @@ class Engine:
         """Queue all of these, or none if the queue is full; none may become longer than `room`."""
         with self.changed:
             if not self.alive:
-                raise Refused(*CLOSED)
+                raise Refused(*CLOSED_ERROR)
             if self.num_waiting >= self.limits.queue:
-                raise Refused(*FULL)
+                raise Refused(*FULL_ERROR)
             self.submitted += requests
             self.changed.notify()
 
@@ -96,7 +96,7 @@ class Engine:
             self.batch.add(self.submitted)
             self.submitted = []
         for request in self.batch.clear():
-            self.batch.fail(request, Refused(*CLOSED))
+            self.batch.fail(request, Refused(*CLOSED_ERROR))
         self.flush()
         if self.fault is not None:
             self.on_death()
@@ -159,7 +159,7 @@ class Engine:
         if isinstance(error, RowFault):  # its own processor's, say
             return self.batch.fail(request, error)
         self.note("a row has failed, and ends", error)
-        self.batch.fail(request, Refused(*BROKEN))
+        self.batch.fail(request, Refused(*BROKEN_ERROR))
         if self.failures >= MAX_FAILURES and not self.answers_a_token():
             raise error
 

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from multidraft.errors import AdviceError, BrokenProgram
-from multidraft.server import LOADING, Limits, Refused
+from multidraft.server import LOADING_ERROR, Limits, Refused
 from multidraft.server.page import PAGE, html_response
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Server(uvicorn.Server):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by the app; while it is loading with 503, or with the page, which waits for the app."""
         is_page = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"
-        response = self.app or (html_response(PAGE) if is_page else error_response(Refused(*LOADING)))
+        response = self.app or (html_response(PAGE) if is_page else error_response(Refused(*LOADING_ERROR)))
         await response(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -16,7 +16,7 @@ from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
 
 TEXT_PARTS = ("input_text", "output_text", "text")
-UNSUPPORTED = {
+UNSUPPORTED_FIELDS = {
     "previous_response_id": "nothing is stored; send the whole conversation as input",
     "conversation": "nothing is stored; send the whole conversation as input",
     "background": "an answer comes with its request",
@@ -28,7 +28,7 @@ UNSUPPORTED = {
     "truncation": "a conversation that is too long is refused",
     "top_logprobs": "log-probabilities are for /v1/chat/completions",
 }
-HARMLESS = {"tool_choice": ("auto", "none"), "reasoning": ({"effort": None},), "truncation": ("disabled",)}
+HARMLESS_FIELDS = {"tool_choice": ("auto", "none"), "reasoning": ({"effort": None},), "truncation": ("disabled",)}
 
 
 class ResponsesBody(BaseModel):
@@ -50,7 +50,7 @@ class ResponsesBody(BaseModel):
     def as_chat(self) -> ChatBody:
         """The same as the request of a chat; raises AdviceError on what is not supported."""
         extra = self.model_extra or {}
-        refuse_unsupported(extra, UNSUPPORTED, HARMLESS)
+        refuse_unsupported(extra, UNSUPPORTED_FIELDS, HARMLESS_FIELDS)
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         if not items:

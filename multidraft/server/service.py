@@ -23,7 +23,7 @@ from multidraft.generation.inputs import context_of, sequence_limits, vocabulary
 from multidraft.generation.text import encode_messages
 from multidraft.sampling.generation_config import ends_of
 from multidraft.sampling.grammar import Grammar
-from multidraft.server import CLOSED, Refused
+from multidraft.server import CLOSED_ERROR, Refused
 from multidraft.server.bodies import ChatBody, CompletionBody, GenerationBody, check, sampling_of
 from multidraft.server.engine import Engine, send_updates
 from multidraft.server.structured import grammar_of
@@ -138,7 +138,7 @@ class Service:
     def end_answers(self) -> None:
         """End all running answers with the error CLOSED."""
         for updates in list(self.update_queues):
-            updates.put_nowait((0, Update(error=Refused(*CLOSED))))
+            updates.put_nowait((0, Update(error=Refused(*CLOSED_ERROR))))
 
     def close(self) -> None:
         """Take no more requests, and end the engine's thread."""
@@ -148,7 +148,7 @@ class Service:
     async def in_worker(self, call: Callable[..., Result], *values: Any) -> Result:
         """Run a call in the worker thread, so that it does not block the event loop."""
         if self.engine.closing:
-            raise Refused(*CLOSED)
+            raise Refused(*CLOSED_ERROR)
         return await asyncio.get_running_loop().run_in_executor(self.worker, call, *values)
 
     @property

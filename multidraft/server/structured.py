@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ANY_OBJECT = {"type": "object"}
 
 
-STRUCTURED = ("json", "regex", "choice", "grammar")  # the keys of vLLM's structured_outputs
+STRUCTURED_KEYS = ("json", "regex", "choice", "grammar")  # the keys of vLLM's structured_outputs
 MAX_CHOICES = 1024
 Form = dict[str, Any]  # one keyword of Grammar, or a `grammar` in Lark's form or in llama.cpp's
 
@@ -44,7 +44,7 @@ def grammar_of(body: GenerationBody, tokenizer: "PreTrainedTokenizerBase") -> Gr
 def answer_form(body: GenerationBody) -> tuple[str, Form]:
     """The field that asks for a form, and the form; an empty one for any text. At most one field may ask."""
     fields = {"response_format": body.response_format, "structured_outputs": body.structured_outputs}
-    fields |= {f"guided_{kind}": getattr(body, f"guided_{kind}") for kind in STRUCTURED}
+    fields |= {f"guided_{kind}": getattr(body, f"guided_{kind}") for kind in STRUCTURED_KEYS}
     asking = [name for name, value in fields.items() if value not in (None, {})]
     if len(asking) > 1:
         raise AdviceError(f"{asking[1]} and {asking[0]} both ask for a form; leave one of them out")
@@ -62,11 +62,15 @@ def kind_of(name: str, value: Any) -> tuple[str, Any]:
     if name != "structured_outputs":
         return name.removeprefix("guided_"), value
     keys = value if isinstance(value, dict) else {}
-    kinds = [kind for kind in (*STRUCTURED, "json_object", "structural_tag") if keys.get(kind) not in (None, False)]
+    kinds = [
+        kind for kind in (*STRUCTURED_KEYS, "json_object", "structural_tag") if keys.get(kind) not in (None, False)
+    ]
     if kinds == ["json_object"]:
         return "json", ANY_OBJECT
-    if len(kinds) != 1 or kinds[0] not in STRUCTURED:
-        raise AdviceError(f"structured_outputs is {shown(value)}; use an object with one of {', '.join(STRUCTURED)}")
+    if len(kinds) != 1 or kinds[0] not in STRUCTURED_KEYS:
+        raise AdviceError(
+            f"structured_outputs is {shown(value)}; use an object with one of {', '.join(STRUCTURED_KEYS)}"
+        )
     return kinds[0], value[kinds[0]]
 
 

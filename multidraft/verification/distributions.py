@@ -7,7 +7,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.verification.loops import paired, pick_lines
-from multidraft.verification.precision import BELOW_ONE, Rows
+from multidraft.verification.precision import FACTOR_BELOW_ONE, Rows
 
 
 def described(value: object) -> str:
@@ -50,7 +50,7 @@ def pick(weights: Rows, uniform: Float[Tensor, "*batch draws"]) -> Int[Tensor, "
     >>> pick(torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.2, 0.25, 0.9]))
     tensor([0, 2, 2])
     """
-    uniform = uniform.double().clamp(max=BELOW_ONE)  # times any sum it stays below that, whatever is rounded
+    uniform = uniform.double().clamp(max=FACTOR_BELOW_ONE)  # times any sum it stays below that, whatever is rounded
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     point = uniform * total

@@ -16,7 +16,7 @@ from numba import njit
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.verification.precision import BELOW_ONE
+from multidraft.verification.precision import FACTOR_BELOW_ONE
 
 KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
 PAIRS: dict[str, Callable[..., Any]] = {}  # from a function, by its module and name, to its compiled twin
@@ -103,7 +103,7 @@ def pick_into(tokens, weights, uniform):
         sums[block] = sum_of(weights[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS])
         total += sums[block]
     for draw in range(uniform.size if total > 0 else 0):
-        tokens[draw] = token_at(weights, sums, min(uniform[draw], BELOW_ONE) * total)
+        tokens[draw] = token_at(weights, sums, min(uniform[draw], FACTOR_BELOW_ONE) * total)
 
 
 @compiled

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 from multidraft.errors import AdviceError, shown
 
-GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
+ENTRY_POINT_GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
 LAW_NAMES = ("iid", "without_replacement", "greedy", "anchored", "top", "spechub", "distinct")
 SCHEME_NAMES = (
     "iid:lorenz",
@@ -44,7 +44,7 @@ def check_name(text: str) -> None:
 def installed_names() -> list[str] | None:
     """The names that installed packages list as `NAMES` beside their entry points; None if one lists none."""
     names = list[str]()
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
             names += import_module(point.module).NAMES
         except (ImportError, AttributeError):

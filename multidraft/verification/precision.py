@@ -30,10 +30,10 @@ Tokens = Int[Tensor, "*batch some"]
 Rates = Float[Tensor, "*batch"]
 
 MAX_MISSING_MASS = 1e-5  # a target that lacks less than this to one lacks nothing
-SPARE = 1e-30  # too little to be seen in any remainder above rounding
-BELOW_ONE = 1 - 2.0**-52  # times any sum it stays below that sum, however the product is rounded
-TIE = 1 - 1e-9  # times one of two equal sums it stays below the other, however both are rounded
-DRAWABLE = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
+NEGLIGIBLE_MASS = 1e-30  # too little to be seen in any remainder above rounding
+FACTOR_BELOW_ONE = 1 - 2.0**-52  # times any sum it stays below that sum, however the product is rounded
+TIE_FACTOR = 1 - 1e-9  # times one of two equal sums it stays below the other, however both are rounded
+MIN_DRAFT_PROBABILITY = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
 NEVER_ZERO = 1e-300  # added to a divisor that is zero where the dividend is
 SMALLEST_NORMAL = torch.finfo(torch.float64).tiny
 
@@ -62,6 +62,6 @@ def next_target(remainder: Rows, target: Rows) -> Rows:
     >>> next_target(torch.zeros(2), torch.tensor([0.25, 0.75]))
     tensor([0.2500, 0.7500])
     """
-    remainder.add_(target, alpha=SPARE)
+    remainder.add_(target, alpha=NEGLIGIBLE_MASS)
     rejected = missing(target) + remainder.sum(-1, dtype=torch.float64)
     return remainder / rejected.to(remainder.dtype)[..., None]  # positive: something is missing, or something is spare

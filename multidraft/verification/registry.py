@@ -13,7 +13,7 @@ from typing import Any
 from multidraft.errors import AdviceError, shown
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
-from multidraft.verification.names import GROUP, unknown
+from multidraft.verification.names import ENTRY_POINT_GROUP, unknown
 from multidraft.verification.outside import Outside, WithoutLaw, as_rule
 from multidraft.verification.rules import naive, rate_of_distinct, rate_of_iid, rate_of_top
 from multidraft.verification.rules.lorenz import lorenz, rate_of_lorenz, spechub
@@ -26,13 +26,15 @@ from multidraft.verification.rules.recursive_rejection import (
 from multidraft.verification.scheme import Entry, Scheme
 
 MCSD = "Multi-Candidate Speculative Decoding"
-OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
-OURS = "multidraft (docs/theory.md)"
+OPTIMAL_PAPER = "Towards Optimal Multi-Draft Speculative Decoding"
+OUR_SOURCE = "multidraft (docs/theory.md)"
 LOOK_UP, PASSES = "one look-up", "n passes"
 BLOCK_VERIFICATION, TRAVERSAL = "on a chain, deferred: block verification", "deferred: traversal verification"
 
 SCHEMES: dict[str, Entry] = {
-    "iid:lorenz": Entry(Iid, lorenz, OURS, "one sort", rate_of_lorenz, known_as=BLOCK_VERIFICATION, coupling=True),
+    "iid:lorenz": Entry(
+        Iid, lorenz, OUR_SOURCE, "one sort", rate_of_lorenz, known_as=BLOCK_VERIFICATION, coupling=True
+    ),
     "iid:k_sequential": Entry(
         Iid, k_sequential, "SpecTr, Algorithm 2", "50 passes", rate_of_k_sequential, coupling=True
     ),
@@ -45,10 +47,12 @@ SCHEMES: dict[str, Entry] = {
     ),
     "without_replacement:naive": Entry(WithoutReplacement, naive, MCSD, LOOK_UP),
     "greedy:maximal_coupling": Entry(
-        Greedy, lorenz, f"{OPTIMAL}, Section 5", "one pass", rate_of_lorenz, coupling=True
+        Greedy, lorenz, f"{OPTIMAL_PAPER}, Section 5", "one pass", rate_of_lorenz, coupling=True
     ),
     "greedy:naive": Entry(Greedy, naive, MCSD, LOOK_UP),
-    "anchored:lorenz": Entry(Anchored, lorenz, OURS, "one sort, then a pass per top-up", rate_of_lorenz, coupling=True),
+    "anchored:lorenz": Entry(
+        Anchored, lorenz, OUR_SOURCE, "one sort, then a pass per top-up", rate_of_lorenz, coupling=True
+    ),
     "anchored:naive": Entry(Anchored, naive, MCSD, LOOK_UP),
     "top:naive": Entry(Top, naive, f"{MCSD}; EAGLE", LOOK_UP, rate_of_top),
     "spechub:spechub": Entry(SpecHub, spechub, "SpecHub (Sun et al., 2024)", "one pass", rate_of_lorenz),
@@ -56,8 +60,8 @@ SCHEMES: dict[str, Entry] = {
     "distinct:recursive_rejection": Entry(Distinct, recursive_rejection, "SpecInfer", PASSES, rate_of_rejection),
     "distinct:naive": Entry(Distinct, naive, MCSD, LOOK_UP, rate_of_distinct),
 }
-BUILT_IN = frozenset(SCHEMES)
-PACKAGED = set(BUILT_IN)  # with those that installed packages bring
+BUILT_IN_NAMES = frozenset(SCHEMES)
+PACKAGED_NAMES = set(BUILT_IN_NAMES)  # with those that installed packages bring
 
 
 def register(name: str, *, law: str | type[Law], rule: Callable[..., Any], **details: Any) -> None:
@@ -77,7 +81,7 @@ def register(name: str, *, law: str | type[Law], rule: Callable[..., Any], **det
     """
     if not isinstance(name, str) or not all(name.partition(":")[::2]) or "," in name:
         raise AdviceError(f"{shown(name)} is no name of a scheme; write one as in mine:rule")
-    if name in BUILT_IN:
+    if name in BUILT_IN_NAMES:
         raise AdviceError(f"{name} is a scheme of multidraft's own; choose another name")
     SCHEMES[name] = entry_of(name, rule, law, **details)
 
@@ -99,9 +103,9 @@ def entry_of(name: str, function: Callable[..., Any], law: object, **details: An
 def entries() -> dict[str, Entry]:
     """Every scheme, once installed packages have registered theirs."""
     before = set(SCHEMES)
-    for point in sorted(entry_points(group=GROUP)):
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP)):
         point.load()()
-    PACKAGED.update(SCHEMES.keys() - before)
+    PACKAGED_NAMES.update(SCHEMES.keys() - before)
     return SCHEMES
 
 
@@ -216,7 +220,7 @@ def schemes() -> list[dict[str, object]]:
     """
     names = ("source", "exact", "small", "cost", "known_as")
     return [
-        dict(name=name, law=entry.law.name, rule=name.split(":")[1], registered=name not in PACKAGED)
+        dict(name=name, law=entry.law.name, rule=name.split(":")[1], registered=name not in PACKAGED_NAMES)
         | {field: getattr(entry, field) for field in names}
         for name, entry in entries().items()
     ]

@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MadeUpClock:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is known of any pair, as on a new machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(plans, "LOADED", {})
+    monkeypatch.setattr(plans, "LOADED_PROFILES", {})
     monkeypatch.setattr(plans, "fresh", FRESH)
     return tmp_path
 

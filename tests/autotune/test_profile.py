@@ -157,7 +157,7 @@ def subject(scheme: str = "anchored:lorenz") -> MeasuredPair:
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(plans, "LOADED", {})
+    monkeypatch.setattr(plans, "LOADED_PROFILES", {})
     monkeypatch.setattr(plans, "fresh", Profile)
     plans.say_once.cache_clear()
     return tmp_path
@@ -169,7 +169,7 @@ def test_what_is_kept_is_found_again(own_cache: Path) -> None:
     assert again.rates(1.0).table == pytest.approx(kept_profile.rates(1.0).table)
     assert again.costs(2) == kept_profile.costs(2)
     assert plans.profile_for(subject()).samples == {}
-    plans.LOADED.clear()
+    plans.LOADED_PROFILES.clear()
     assert plans.save(kept_profile)
     assert plans.profile_for(subject()).samples == kept_profile.samples
     assert plans.profile_for(subject("iid:lorenz")).samples == {}

@@ -150,7 +150,7 @@ def test_penalties_truncation_stop_strings_batches_and_seeds(pair, prompts):
 def new_machine(tmp_path, monkeypatch) -> None:
     """No plan is kept of any pair."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(plans, "LOADED", {})
+    monkeypatch.setattr(plans, "LOADED_PROFILES", {})
     monkeypatch.setattr(plans, "fresh", Profile)
 
 
@@ -163,7 +163,7 @@ def test_a_seed_repeats_a_run_of_a_new_pair_whatever_the_clock_shows(pair, promp
         rng = random.Random(clock_seed)
         ticks = accumulate(rng.expovariate(1) for _ in count())
         monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=partial(next, ticks)))
-        plans.LOADED.clear()
+        plans.LOADED_PROFILES.clear()
         call = [*ours(pair), "--prompts", prompts, "--max-new-tokens", 40, *seed]
         found.add(str([result["text"] for result in printed(*call)["records"]]))
     assert (len(found) == 1) == bool(seed)
@@ -195,8 +195,8 @@ def test_tokens_of_steps_without_drafts_have_no_colour(pair, monkeypatch, tree, 
     monkeypatch.setattr(terminal, "show", lambda piece, kind=None: shown.append((piece, kind)))
     result = run(*ours(pair), *(["--tree", tree] if drafts else ["--draft", "none"]), "--prompt", "the")
     kinds = {kind for piece, kind in shown if kind is not None and not piece.startswith("■")}
-    assert kinds == ({"accepted", "recovered", "bonus"} if drafts else {terminal.UNDRAFTED})
-    assert terminal.UNDRAFTED not in terminal.COLOURS
+    assert kinds == ({"accepted", "recovered", "bonus"} if drafts else {terminal.UNDRAFTED_KIND})
+    assert terminal.UNDRAFTED_KIND not in terminal.COLOURS
     legends = [piece for piece, _ in shown if piece.startswith("■")]
     assert bool(legends) == drafts == ("multi-draft" in result.stdout)
 

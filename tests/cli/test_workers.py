@@ -77,7 +77,7 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
 
     def forgetful(executor, work, left):
         for job in left:
-            plans.LOADED.clear()
+            plans.LOADED_PROFILES.clear()
             vars(getattr(work, "args", [work])[0]).pop("models", None)
             yield from plainly(executor, work, [job])
 

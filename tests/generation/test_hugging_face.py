@@ -277,7 +277,7 @@ def test_the_documentation_names_every_setting():
         "inputs",
         "keywords",
     }
-    assert [name for name in sorted(documented | generation_config.KNOWN) if f"`{name}" not in text] == []
+    assert [name for name in sorted(documented | generation_config.KNOWN_SETTINGS) if f"`{name}" not in text] == []
 
 
 def test_the_model_s_own_configuration_counts(monkeypatch):

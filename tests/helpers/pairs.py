@@ -13,7 +13,7 @@ def random_pair(seed: int, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 def all_pairs() -> list[tuple[str, Tensor, Tensor]]:
     """Every adversarial pair and thirty random ones, with a name for messages."""
-    fixed = [(n, *(torch.tensor(v, dtype=torch.float64) for v in pair)) for n, pair in pairs.ADVERSARIAL.items()]
+    fixed = [(n, *(torch.tensor(v, dtype=torch.float64) for v in pair)) for n, pair in pairs.ADVERSARIAL_PAIRS.items()]
     return fixed + [(f"random {seed}", *random_pair(seed, 2 + seed % 4)) for seed in range(30)]
 
 

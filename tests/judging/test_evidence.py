@@ -11,7 +11,7 @@ from sampled import DRAFT, LETTERS, completion, mixed, outcomes, plain, speculat
 from multidraft.judging.evidence import EVERY, FIRST, LATER, Bets, Evidence
 from multidraft.judging.laws import Settings, law_of
 from multidraft.judging.observation import Ask, Context, Token, observe
-from multidraft.judging.scores import FIXED, Seen, fixed_scores
+from multidraft.judging.scores import FIXED_NAMES, Seen, fixed_scores
 
 LAST = "last of its chunk"
 LAWS = [np.array(law) for law in ([0.6, 0.3, 0.1], [0.5, 0.5, 0.0], [0.97, 0.01, 0.02], [1.0, 0.0], [0.2, 0.1, 0.7])]
@@ -113,7 +113,7 @@ def test_the_bias_that_is_stated_is_found_as_often_as_stated():
 
 
 def test_no_bias_is_stated_where_nothing_was_seen():
-    assert Evidence(1e-3).smallest_bias(1e-6) == dict.fromkeys(FIXED)
+    assert Evidence(1e-3).smallest_bias(1e-6) == dict.fromkeys(FIXED_NAMES)
 
 
 def test_what_copying_proposes_follows_the_longest_match():

@@ -11,11 +11,11 @@ from sampled import completion, draw, speculative, target, texts, typical, write
 
 from multidraft.judging.evidence import EVERY, SCORES, Evidence
 from multidraft.judging.laws import Settings
-from multidraft.judging.learning import LEARNED, Learner, cells_of
+from multidraft.judging.learning import LEARNED_CELLS, Learner, cells_of
 from multidraft.judging.observation import Ask, observe
-from multidraft.judging.scores import FIXED, Seen
+from multidraft.judging.scores import FIXED_NAMES, Seen
 
-PLACE = LEARNED.index("learned: rank by place in its chunk")
+PLACE = LEARNED_CELLS.index("learned: rank by place in its chunk")
 NUM_CLIENTS = 2
 
 
@@ -52,9 +52,11 @@ def mean_capital(learner: Learner, from_the_end: bool = False) -> np.ndarray:
 def test_capital_of_learnt_bets_has_a_mean_of_one():
     """Whatever was learnt; the twin counts places from the end of a chunk, which the token itself decides."""
     mean = mean_capital(trained(typical))
-    assert mean.shape[0] == len(SCORES) == len(FIXED) + len(LEARNED)
+    assert mean.shape[0] == len(SCORES) == len(FIXED_NAMES) + len(LEARNED_CELLS)
     assert np.abs(mean - 1).max() < 1e-12
-    assert mean_capital(trained(speculative, from_the_end=True), from_the_end=True)[len(FIXED) + PLACE].max() > 1.1
+    assert (
+        mean_capital(trained(speculative, from_the_end=True), from_the_end=True)[len(FIXED_NAMES) + PLACE].max() > 1.1
+    )
 
 
 def test_scores_hang_on_earlier_tokens_only():
@@ -109,7 +111,7 @@ def test_biases_that_average_out_are_found_by_learnt_bets_alone(score):
     evidence = evidence_of(BIASES[score], 4000)
     assert evidence.tokens_until(1e-6) is not None
     assert best(evidence, (score,)) > 6
-    assert best(evidence, FIXED) < 1
+    assert best(evidence, FIXED_NAMES) < 1
 
 
 def test_the_innocent_are_not_convicted():

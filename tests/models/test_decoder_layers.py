@@ -26,7 +26,7 @@ def new_model(family: str = "llama") -> PreTrainedModel:
 
 def layers_of(model: PreTrainedModel) -> list[DecoderLayer]:
     """The decoder layers that were taken over."""
-    return [layer for layer in passes.PACKED[model] if isinstance(layer, DecoderLayer)]
+    return [layer for layer in passes.REPLACEMENTS_BY_MODULE[model] if isinstance(layer, DecoderLayer)]
 
 
 def read(model: PreTrainedModel) -> Tensor:

@@ -69,7 +69,7 @@ def test_models_are_read_so(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = CausalLM(model, 64).forward([[1, 2, 3]], [[-1, 0, 1]])
     monkeypatch.setattr(Norm, "forward", lambda norm, inputs: type(norm.module).forward(norm.module, inputs))
     torch.testing.assert_close(CausalLM(model, 64).forward([[1, 2, 3]], [[-1, 0, 1]]), expected, atol=1e-5, rtol=0)
-    assert sum(isinstance(layer, Norm) for layer in passes.PACKED[model]) == 5
+    assert sum(isinstance(layer, Norm) for layer in passes.REPLACEMENTS_BY_MODULE[model]) == 5
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

@@ -157,7 +157,7 @@ def test_what_takes_a_layer_over_stays(calls: list[nn.Module]) -> None:
 def test_a_model_that_is_gone_takes_its_packed_weights_along() -> None:
     model = two_layers()
     read(model, torch.ones(1, 128))
-    layer = ref(passes.PACKED[model][0])
+    layer = ref(passes.REPLACEMENTS_BY_MODULE[model][0])
     del model
     gc.collect()
     assert layer() is None

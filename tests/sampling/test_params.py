@@ -10,7 +10,7 @@ from transformers import GenerationConfig, MinPLogitsWarper
 import multidraft as md
 from multidraft.cli.generate import SamplingOptions
 from multidraft.sampling.checks import CHECKS, check, check_all
-from multidraft.sampling.generation_config import OWN, params_from
+from multidraft.sampling.generation_config import OWN_SETTINGS, params_from
 from multidraft.sampling.params import SETTINGS, SamplingParams
 from multidraft.sampling.processors import CountPenalty, LogitBias, TopNSigma
 from multidraft.sampling.ranges import Range
@@ -41,9 +41,9 @@ def test_one_table_of_ranges_serves_python_the_command_line_and_the_server(name)
 
 
 def test_every_way_in_has_the_settings_that_it_should():
-    assert OWN <= set(inspect.signature(md.generate).parameters)
+    assert OWN_SETTINGS <= set(inspect.signature(md.generate).parameters)
     assert {f.name for f in fields(SamplingOptions)} == {name for name, known in SETTINGS.items() if known.option}
-    assert set(bodies.SERVED) <= set(bodies.CompletionBody.model_fields) & set(bodies.ChatBody.model_fields)
+    assert set(bodies.SETTINGS_BY_FIELD) <= set(bodies.CompletionBody.model_fields) & set(bodies.ChatBody.model_fields)
     for name in ("temperature", "top_k", "top_p", "min_p", "top_n_sigma", "repetition_penalty"):
         assert SETTINGS[name].option
         assert SETTINGS[name].served == name

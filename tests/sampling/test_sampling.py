@@ -487,10 +487,14 @@ CHANGED = {  # a value other than the default for every refused field
 
 
 def test_every_field_of_the_configuration_is_accounted_for():
-    kinds = [generation_config.HONOURED, generation_config.MEANINGLESS, set(generation_config.REFUSED)]
-    assert set(generation_config.fields()) <= generation_config.KNOWN
+    kinds = [
+        generation_config.HONOURED_SETTINGS,
+        generation_config.IGNORED_SETTINGS,
+        set(generation_config.REFUSED_SETTINGS),
+    ]
+    assert set(generation_config.fields()) <= generation_config.KNOWN_SETTINGS
     assert set(CHANGED) == kinds[-1]
-    assert sum(map(len, kinds)) == len(generation_config.KNOWN)
+    assert sum(map(len, kinds)) == len(generation_config.KNOWN_SETTINGS)
 
 
 def test_what_is_refused_is_refused_by_name():

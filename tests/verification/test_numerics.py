@@ -65,7 +65,7 @@ def excess(n: int, a: float) -> float:
     c, m = worst(n, a)
     t = roots.smallest_root(n, c, m, a)
     value = (a * roots.power(1 - t, n) - m * (1 - t) + c + m - a).abs()
-    return float(value.max()) / (ENOUGH * roots.CONVERGED * max(1, n / 4))
+    return float(value.max()) / (ENOUGH * roots.CONVERGED_GAP * max(1, n / 4))
 
 
 @pytest.mark.parametrize("a", [1.0, 0.6, 0.01])

@@ -49,7 +49,7 @@ def module_folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.delitem(sys.modules, "top", raising=False)
-    monkeypatch.setattr("multidraft.cli.imports.IMPORTED", [])
+    monkeypatch.setattr("multidraft.cli.imports.IMPORTED_MODULES", [])
     return tmp_path
 
 

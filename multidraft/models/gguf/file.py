@@ -20,8 +20,8 @@ from multidraft.models.gguf.library import LlamaCpp
 
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # of a model that was split into several files
 TARGET_IDS = b"multidraft.target_ids"
-LONGEST = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
-SAMPLED = 1 << 20  # bytes at both ends of a file, of which its digest is made
+MAX_METADATA_BYTES = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
+SAMPLED_BYTES = 1 << 20  # bytes at both ends of a file, of which its digest is made
 STATE = "recurrent state, which cannot be rolled back to a path of a tree"
 
 
@@ -63,8 +63,8 @@ class Weights:
 
     def metadata(self, key: str) -> str | None:
         """A piece of the file's metadata."""
-        text = ctypes.create_string_buffer(LONGEST)
-        length = self.library.llama_model_meta_val_str(self.pointer, key.encode(), text, LONGEST)
+        text = ctypes.create_string_buffer(MAX_METADATA_BYTES)
+        length = self.library.llama_model_meta_val_str(self.pointer, key.encode(), text, MAX_METADATA_BYTES)
         return None if length < 0 else text.raw[:length].decode(errors="replace")
 
     @cached_property
@@ -85,8 +85,8 @@ class Weights:
         """What tells this file from others: its size, and both its ends."""
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            first = file.read(SAMPLED)
-            file.seek(max(size - SAMPLED, 0))
+            first = file.read(SAMPLED_BYTES)
+            file.seek(max(size - SAMPLED_BYTES, 0))
             return hashlib.sha256(b"%d" % size + first + file.read()).hexdigest()[:16]
 
     @cached_property

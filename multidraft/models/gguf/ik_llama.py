@@ -22,7 +22,7 @@ import numpy as np
 
 from multidraft.errors import optional
 from multidraft.models.gguf import IK_LLAMA_CPP, header
-from multidraft.models.gguf.library import SPECIAL, UNUSED, Cells, LlamaCpp
+from multidraft.models.gguf.library import SPECIAL_TOKENS, UNUSED_ATTRIBUTE, Cells, LlamaCpp
 
 PACKAGE, VERSIONS = "ik-llama-cpp-python", ("0.1.5",)  # the structures of another version may differ
 FAMILIES = ("llama", "qwen2", "qwen3")  # that were tried
@@ -73,7 +73,7 @@ FUNCTIONS: dict[str, tuple[str, type | None, list[Any]]] = {  # by llama.cpp's n
     "llama_kv_cache_view_update": ("llama_kv_cache_view_update", None, [POINTER, ctypes.POINTER(CellView)]),
     "llama_kv_cache_view_free": ("llama_kv_cache_view_free", None, [ctypes.POINTER(CellView)]),
     "llama_log_set": ("llama_log_set", None, [LOG_CALLBACK, POINTER]),
-    **{f"llama_token_{name}": (f"llama_token_{name}", INT, [POINTER]) for name in SPECIAL},
+    **{f"llama_token_{name}": (f"llama_token_{name}", INT, [POINTER]) for name in SPECIAL_TOKENS},
 }
 VALUES = dict(
     LLAMA_VOCAB_TYPE_NONE=0,
@@ -83,7 +83,7 @@ VALUES = dict(
     llama_max_parallel_sequences=lambda: MAX_SEQUENCES,
     llama_model_is_diffusion=lambda _: False,  # it reads none
 )
-TAKEN = (  # from the package: structures that are passed by value, and what takes them
+TAKEN_NAMES = (  # from the package: structures that are passed by value, and what takes them
     "llama_model_default_params",
     "llama_context_default_params",
     "llama_model_load_from_file",
@@ -139,17 +139,17 @@ class IkLlamaCpp(LlamaCpp):
         return IkCells(self, context)
 
     def is_unused(self, weights: Any, token: int) -> bool:
-        return bool(self.llama_token_get_attr(weights.pointer, token) & UNUSED)
+        return bool(self.llama_token_get_attr(weights.pointer, token) & UNUSED_ATTRIBUTE)
 
     def special_tokens(self, weights: Any) -> dict[str, int]:
-        return {name: getattr(self, f"llama_token_{name}")(weights.pointer) for name in SPECIAL}
+        return {name: getattr(self, f"llama_token_{name}")(weights.pointer) for name in SPECIAL_TOKENS}
 
 
 @cache
 def ik_llama() -> IkLlamaCpp:
     """ik_llama.cpp; raises AdviceError, with the line to type, where it is not installed."""
     package: Any = optional("ik_llama_cpp._ctypes_api", PACKAGE, "gguf")
-    functions = SimpleNamespace(**{name: getattr(package, name) for name in TAKEN}, **VALUES, _lib=package._lib)
+    functions = SimpleNamespace(**{name: getattr(package, name) for name in TAKEN_NAMES}, **VALUES, _lib=package._lib)
     for name, (symbol, result, arguments) in FUNCTIONS.items():
         setattr(functions, name, ctypes.CFUNCTYPE(result, *arguments)((symbol, package._lib)))
     return IkLlamaCpp(functions)

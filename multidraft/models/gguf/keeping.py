@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 
-STALE = 3600  # seconds; the work takes some ten
+STALE_SECONDS = 3600  # seconds; the work takes some ten
 
 
 def kept(path: Path, cache: Path, form: str, make: Callable[[Path], None]) -> Path:
@@ -39,7 +39,7 @@ def kept(path: Path, cache: Path, form: str, make: Callable[[Path], None]) -> Pa
 def clear(folder: Path) -> None:
     """Remove what a kill has left half written; what is younger may be another process's work."""
     for leftover in folder.glob(f"{NEW_PREFIX}*"):
-        if time.time() - leftover.stat().st_mtime > STALE:
+        if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -9,10 +9,10 @@ from multidraft.errors import optional
 from multidraft.models.gguf import LLAMA_CPP
 
 ERROR = 4  # the level of ggml's errors
-ALL = -1  # layers on the GPU
-LOADED = b"failed to load model"  # the error behind the one that says why
-UNUSED = 1 << 1  # the attribute of a token that only fills the vocabulary up
-SPECIAL = ("bos", "eos", "sep", "pad")
+ALL_LAYERS = -1  # layers on the GPU
+LOAD_ERROR = b"failed to load model"  # the error behind the one that says why
+UNUSED_ATTRIBUTE = 1 << 1  # the attribute of a token that only fills the vocabulary up
+SPECIAL_TOKENS = ("bos", "eos", "sep", "pad")
 
 
 class Cells:
@@ -40,7 +40,7 @@ class LlamaCpp:
 
         @functions.llama_log_callback
         def log_line(level: int, line: bytes, _: object) -> None:
-            if level == ERROR and line.strip() and LOADED not in line:
+            if level == ERROR and line.strip() and LOAD_ERROR not in line:
                 self.last_line = " ".join(line.decode(errors="replace").split())
 
         self.log_line = log_line  # must live as long as the library may call it
@@ -69,7 +69,7 @@ class LlamaCpp:
         # llama.cpp's kernels for AMX fault where they read q8_0 (0.3.36, on a Xeon)
         settings.use_extra_bufts = b"AMX_INT8 = 1" not in self.llama_print_system_info()
         if self.llama_supports_gpu_offload():
-            settings.n_gpu_layers = ALL if gpu_layers is None else gpu_layers
+            settings.n_gpu_layers = ALL_LAYERS if gpu_layers is None else gpu_layers
         return settings
 
     def context_settings(self, cells: int, sequences: int, kind: str) -> Any:
@@ -93,11 +93,11 @@ class LlamaCpp:
 
     def is_unused(self, weights: Any, token: int) -> bool:
         """Whether a token only fills the vocabulary up."""
-        return bool(self.llama_vocab_get_attr(weights.vocab, token) & UNUSED)
+        return bool(self.llama_vocab_get_attr(weights.vocab, token) & UNUSED_ATTRIBUTE)
 
     def special_tokens(self, weights: Any) -> dict[str, int]:
         """The tokens that have a role, and a negative number for roles without one."""
-        return {name: getattr(self, f"llama_vocab_{name}")(weights.vocab) for name in SPECIAL}
+        return {name: getattr(self, f"llama_vocab_{name}")(weights.vocab) for name in SPECIAL_TOKENS}
 
 
 @cache

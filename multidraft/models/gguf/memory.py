@@ -27,9 +27,9 @@ from multidraft.models.gguf.hidden import LayerOutputs
 from multidraft.models.reader import ROOT, Row
 
 BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
-GROWTH = 4  # a memory that is too small grows by a fourth at least
+GROWTH_DIVISOR = 4  # a memory that is too small grows by a fourth at least
 MIN_SIZE = 16  # sequences of a memory, and tokens of a batch, to begin with
-ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
+CELL_ALIGNMENT = 256  # llama.cpp rounds the number of cells up to a multiple
 ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
 NO_FREE_CELLS = 1  # what llama_decode returns then
 NONE = -1  # where a slot holds no token
@@ -82,7 +82,7 @@ class Memory:
             raise AdviceError(
                 f"{self.library.name} tells {largest} paths of all rows apart; use fewer rows, or smaller trees"
             )
-        cells = -(-cells // ALIGNED) * ALIGNED
+        cells = -(-cells // CELL_ALIGNMENT) * CELL_ALIGNMENT
         needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
         if free is not None and needed > free:
             raise AdviceError(
@@ -190,7 +190,7 @@ class Memory:
 
     def grow(self, count: int) -> None:
         """Make room for so many tokens more, or for a part of those that are there."""
-        self.reserve(self.cells + max(self.cells // GROWTH, count))
+        self.reserve(self.cells + max(self.cells // GROWTH_DIVISOR, count))
 
 
 class Batch:

@@ -22,7 +22,7 @@ from multidraft.models.loading import MAX_SIZES, reason
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-ONLY = "which only llama.cpp reads; decode with the file itself"
+UNREADABLE_REASON = "which only llama.cpp reads; decode with the file itself"
 OUTPUT = "output.weight"
 FAMILIES = ("llama", "qwen2", "qwen3")
 SETTINGS = {  # what a file says of its family, and what transformers calls it
@@ -100,7 +100,7 @@ def described(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[
     scaled = metadata.get(f"{family}.rope.scaling.type", "none") != "none"
     if family not in FAMILIES or scaled:
         what = "with scaled positions" if scaled else f"of the family {family!r}"
-        raise AdviceError(f"{path.name} is a model {what}, {ONLY}, or give its folder of safetensors")
+        raise AdviceError(f"{path.name} is a model {what}, {UNREADABLE_REASON}, or give its folder of safetensors")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     settings = {ours: metadata[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in metadata}
     settings = read_fields(FIELDS, settings, f"the metadata of {path.name}", "get the file again")
@@ -151,14 +151,13 @@ def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dt
     if config.tie_word_embeddings:
         del ours[OUTPUT]
     for name in tensors.keys() ^ ours.keys():
-        raise AdviceError(f"a GGUF file {'has' if name in tensors else 'lacks'} a tensor {name!r}, {ONLY}")
+        raise AdviceError(f"a GGUF file {'has' if name in tensors else 'lacks'} a tensor {name!r}, {UNREADABLE_REASON}")
     weights = {}
     for its, name in ours.items():
         weight = numbers(tensors[its])
         if weight.shape != state_dict[name].shape:
-            raise AdviceError(
-                f"{its} of the GGUF file is {tuple(weight.shape)}, not {tuple(state_dict[name].shape)}, {ONLY}"
-            )
+            shapes = f"{tuple(weight.shape)}, not {tuple(state_dict[name].shape)}"
+            raise AdviceError(f"{its} of the GGUF file is {shapes}, {UNREADABLE_REASON}")
         if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             weight = in_halves(weight, heads)

@@ -15,8 +15,8 @@ from multidraft.io.fields import Field, Flag, Items, Number, Object, Text, Whole
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA, Settings
 from multidraft.models.loading import MAX_SIZES, reason, settings_in
 
-NEEDS = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"
-AGAIN = "get the head's files again"
+FOLDER_ADVICE = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"
+GET_FILES_AGAIN = "get the head's files again"
 MARKS = {"eagle_config": EAGLE3, "dflash_config": DFLASH, "medusa_num_heads": MEDUSA}  # by which heads are known
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE
 MAX_LAYERS, MAX_ATTENTION, MAX_LIST = 64, 2**12, 2**15  # of a head: decoder layers, heads of attention; any list
@@ -25,15 +25,15 @@ NULLS = ("num_key_value_heads", "head_dim", "sliding_window")  # fields of layer
 
 SIZE, WIDTH = Whole(1, MAX_SIZES["vocab_size"]), Whole(1, MAX_SIZES["hidden_size"])
 POSITION, SCALE, SMALL = Whole(1, 2**40), Number(1e-6, 1e6), Number(0, 1e6)
-READ = Items(Whole(0, MAX_SIZES["num_hidden_layers"]), 1, MAX_LAYERS)  # layers of a target
+TARGET_LAYERS = Items(Whole(0, MAX_SIZES["num_hidden_layers"]), 1, MAX_LAYERS)  # layers of a target
 SHARES = Items(SCALE, 1, MAX_LIST)
-TURNED = Number(0.01, 1)  # share of a head's dimensions
-BASE = Number(1, 1e12)  # of rotary frequencies
+ROTARY_SHARE = Number(0.01, 1)  # share of a head's dimensions
+ROTARY_BASE = Number(1, 1e12)  # of rotary frequencies
 ROTARY = Object(
-    {"rope_type": Text(), "type": Text(), "rope_theta": BASE, "original_max_position_embeddings": POSITION}
+    {"rope_type": Text(), "type": Text(), "rope_theta": ROTARY_BASE, "original_max_position_embeddings": POSITION}
     | dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), SCALE)
     | dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), SMALL)
-    | {"short_factor": SHARES, "long_factor": SHARES, "partial_rotary_factor": TURNED, "truncate": Flag()}
+    | {"short_factor": SHARES, "long_factor": SHARES, "partial_rotary_factor": ROTARY_SHARE, "truncate": Flag()}
 )
 LAYER = Object(
     {"model_type": Text(), "hidden_act": Text(), "vocab_size": SIZE, "hidden_size": WIDTH, "rms_norm_eps": Number(0, 1)}
@@ -42,21 +42,24 @@ LAYER = Object(
     | dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), Flag())
     | {"head_dim": Whole(2, 2**16), "max_position_embeddings": POSITION, "sliding_window": POSITION}
     | {"layer_types": Items(Text("full_attention|sliding_attention", "full_ or sliding_attention"), 0, MAX_LAYERS)}
-    | {"max_window_layers": Whole(0, MAX_SIZES["num_hidden_layers"]), "partial_rotary_factor": TURNED}
-    | {"rope_theta": BASE, "rope_scaling": ROTARY, "rope_parameters": ROTARY}
+    | {"max_window_layers": Whole(0, MAX_SIZES["num_hidden_layers"]), "partial_rotary_factor": ROTARY_SHARE}
+    | {"rope_theta": ROTARY_BASE, "rope_scaling": ROTARY, "rope_parameters": ROTARY}
 )
-NAMED = Object(
+LAYER_FIELDS = Object(
     {"model_type": Text(), "speculators_model_type": Text(), "architectures": Items(Text(), 0, 64, default=[])}
     | dict.fromkeys(("eagle_config", "dflash_config", "transformer_layer_config"), Object(default={}))
 )
 SIZES: dict[str, Field] = {"draft_vocab_size": SIZE, "truncated_vocab_size": SIZE, "target_hidden_size": WIDTH}
-OWN: dict[str, dict[str, Field]] = {
+FAMILY_FIELDS: dict[str, dict[str, Field]] = {
     EAGLE3: SIZES
-    | {"eagle_aux_hidden_state_layer_ids": READ, "num_aux_hidden_states": Whole(0, MAX_LAYERS)}
+    | {"eagle_aux_hidden_state_layer_ids": TARGET_LAYERS, "num_aux_hidden_states": Whole(0, MAX_LAYERS)}
     | {"logit_scale": Number(1e-6, 1e6, default=1.0)}
     | dict.fromkeys(FLAGS, Flag(default=False)),
     DFLASH: SIZES
-    | {"aux_hidden_state_layer_ids": READ, "target_layer_ids": Items(Whole(-1, MAX_SIZES["num_hidden_layers"]), 1, 64)}
+    | {
+        "aux_hidden_state_layer_ids": TARGET_LAYERS,
+        "target_layer_ids": Items(Whole(-1, MAX_SIZES["num_hidden_layers"]), 1, 64),
+    }
     | {"block_size": Whole(1, MAX_BLOCK, required=True), "mask_token_id": Whole(0, 2**24, required=True)}
     | dict.fromkeys(("sample_from_anchor", "sliding_window_non_causal"), Flag(default=False))
     | {"input_embedding_scale": Number(1e-6, 1e6, default=1.0)},
@@ -70,7 +73,7 @@ def read_settings(folder: Path, target: PretrainedConfig) -> Settings:
     """What the configuration in a folder says, for this target; raises AdviceError where it does not fit."""
     path = folder / "config.json"
     if not path.is_file():
-        raise AdviceError(f"folder {str(folder)!r} has no config.json; {NEEDS}")
+        raise AdviceError(f"folder {str(folder)!r} has no config.json; {FOLDER_ADVICE}")
     settings = settings_of(settings_in(path), target, f"the head's config.json in {str(folder)!r}")
     check_fits(settings, target)
     return settings
@@ -92,10 +95,12 @@ def check_fits(settings: Settings, target: PretrainedConfig) -> None:
 
 def settings_of(config: dict[str, Any], target: PretrainedConfig, where: str) -> Settings:
     """What a configuration says, on top or in the part of its kind."""
-    named = read(NAMED, config, where, AGAIN)
+    named = read(LAYER_FIELDS, config, where, GET_FILES_AGAIN)
     kind = kind_of(named, config, where)
     on_top = {name: value for name, value in config.items() if value is not None}
-    fields = read(Object(OWN[kind]), named["eagle_config"] | named["dflash_config"] | on_top, where, AGAIN)
+    fields = read(
+        Object(FAMILY_FIELDS[kind]), named["eagle_config"] | named["dflash_config"] | on_top, where, GET_FILES_AGAIN
+    )
     of_kind = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind](fields, target.num_hidden_layers)
     if kind == MEDUSA:  # which has no decoder layers
         layers = {"hidden_size": config.get("hidden_size") or target.hidden_size, "num_attention_heads": 1}
@@ -114,7 +119,7 @@ def kind_of(named: dict[str, Any], config: dict[str, Any], where: str) -> str:
     if not kinds and "draft_vocab_size" in config and named["speculators_model_type"] is None:
         return EAGLE3  # the first heads of its authors are named like their target
     if not kinds:
-        raise AdviceError(f"{where} is of no head that can be read ({names[:200] or 'no name'}); {NEEDS}")
+        raise AdviceError(f"{where} is of no head that can be read ({names[:200] or 'no name'}); {FOLDER_ADVICE}")
     return kinds[0]
 
 
@@ -123,7 +128,7 @@ def layer_of(config: dict[str, Any], size: int, where: str) -> PretrainedConfig:
 
     No tokens begin, end or fill texts: what a target says of them is none of its head's business.
     """
-    fields = read(LAYER, config, where, AGAIN)
+    fields = read(LAYER, config, where, GET_FILES_AGAIN)
     family = "qwen3" if "qwen3" in (fields.pop("model_type") or "llama") else "llama"
     fields["layer_types"] = fields["layer_types"] or None
     for name in ("rope_scaling", "rope_parameters"):
@@ -133,7 +138,7 @@ def layer_of(config: dict[str, Any], size: int, where: str) -> PretrainedConfig:
     try:
         layer = AutoConfig.for_model(family, **{"vocab_size": size} | kept)
     except Exception as error:  # transformers checks more than is checked here, and not the same in every version
-        raise AdviceError(f"{where} describes no decoder layers: {reason(error)}; {AGAIN}") from None
+        raise AdviceError(f"{where} describes no decoder layers: {reason(error)}; {GET_FILES_AGAIN}") from None
     check_layer(layer, where)
     return layer
 
@@ -148,7 +153,7 @@ def check_layer(layer: PretrainedConfig, where: str) -> None:
         (kinds and len(kinds) != count, f"{count} layers have {len(kinds or ())} layer_types"),
     ):
         if is_wrong:
-            raise AdviceError(f"{where}: {what}; {AGAIN}")
+            raise AdviceError(f"{where}: {what}; {GET_FILES_AGAIN}")
 
 
 def usual_layers(count: int) -> tuple[int, int, int]:
@@ -167,7 +172,7 @@ def eagle3(fields: dict[str, Any], count: int) -> dict[str, Any]:
     layers = tuple(fields["eagle_aux_hidden_state_layer_ids"] or usual_layers(count))
     if fields["num_aux_hidden_states"] not in (None, len(layers)):
         count = fields["num_aux_hidden_states"]
-        raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; {AGAIN}")
+        raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; {GET_FILES_AGAIN}")
     return {"layers": layers, "logit_scale": fields["logit_scale"]} | {name: fields[name] for name in FLAGS}
 
 
@@ -175,9 +180,9 @@ def dflash(fields: dict[str, Any], count: int) -> dict[str, Any]:
     """A DFlash head's; the first files count decoder layers, so that i is state i + 1."""
     layers = fields["aux_hidden_state_layer_ids"] or [layer + 1 for layer in fields["target_layer_ids"] or ()]
     if not layers:
-        raise AdviceError(f"the head's config.json lacks target_layer_ids; {AGAIN}")
+        raise AdviceError(f"the head's config.json lacks target_layer_ids; {GET_FILES_AGAIN}")
     if fields["block_size"] == 1 and not fields["sample_from_anchor"]:
-        raise AdviceError(f"the head's block_size is 1, of which the known token takes all; {AGAIN}")
+        raise AdviceError(f"the head's block_size is 1, of which the known token takes all; {GET_FILES_AGAIN}")
     return {
         "layers": tuple(layers),
         "block": fields["block_size"],
@@ -192,6 +197,6 @@ def medusa(fields: dict[str, Any], count: int) -> dict[str, Any]:
     """Those of Medusa heads, which read the last state alone."""
     heads, depths = fields["medusa_num_heads"] or fields["num_heads"], ("medusa_num_layers", "num_hidden_layers")
     if not heads:
-        raise AdviceError(f"the heads' config.json has no medusa_num_heads; {AGAIN}")
+        raise AdviceError(f"the heads' config.json has no medusa_num_heads; {GET_FILES_AGAIN}")
     depth = next((fields[name] for name in depths if fields[name] is not None), 1)
     return {"layers": (count,), "heads": heads, "depth": depth}

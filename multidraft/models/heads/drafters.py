@@ -32,10 +32,10 @@ Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
 Mask = Float[Tensor, "rows 1 block slots"]
 MAX_UNFUSED = 32  # passes of the target whose states wait to be fused
-NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
+HEAD_NAME = re.compile(rf"({'|'.join(KINDS)}):(.+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["config.json", "*.safetensors", "pytorch_model*.bin"]
-SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
+SHIPPED_HEADS = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 
 
 @dataclass
@@ -349,7 +349,7 @@ def check_runs(reader: Head, name: str) -> None:
 
 def folder_of(name: str) -> Path:
     """The folder of a head: a shipped one's, one of this machine, or a copy of the hub's; raises AdviceError."""
-    folder = SHIPPED.get(name) or Path(name).expanduser()
+    folder = SHIPPED_HEADS.get(name) or Path(name).expanduser()
     if folder.is_dir():
         return folder
     if not HUB_NAME.fullmatch(name):
@@ -371,7 +371,7 @@ def head(name: str, target: Any) -> Head:
     `eagle3:smollm2` is the one that is shipped, for SmolLM2. Raises AdviceError where the files are of no head, of one
     of another kind, or of one for another target; it says what differs.
     """
-    match = NAMED.fullmatch(name) if isinstance(name, str) else None
+    match = HEAD_NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise AdviceError(f"{shown(name)} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
     parts = target_of(target)  # which is refused before anything is fetched

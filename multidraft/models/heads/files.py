@@ -12,12 +12,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from multidraft.errors import AdviceError
 from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored
 from multidraft.models.heads import MODULES, Body, Head, Settings
-from multidraft.models.heads.configuration import AGAIN, NEEDS, read_settings
+from multidraft.models.heads.configuration import FOLDER_ADVICE, GET_FILES_AGAIN, read_settings
 from multidraft.models.heads.target import Target, target_of
 from multidraft.models.loading import reason
 
 Weights = dict[str, Stored]
-DROPPED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # weights that inference does not need
+DROPPED_WEIGHTS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # weights that inference does not need
 EMBEDDING, OUTPUT, OFFSETS, TOKENS = "embed_tokens.weight", "lm_head.weight", "d2t", "token_map"
 
 
@@ -46,7 +46,7 @@ def empty(settings: Settings, name: str) -> Head:
         with torch.device("meta"):
             return MODULES[settings.kind](settings)
     except Exception as error:  # whatever a configuration that makes no sense may lead to
-        raise AdviceError(f"{name} cannot be made: {reason(error)}; {AGAIN}") from None
+        raise AdviceError(f"{name} cannot be made: {reason(error)}; {GET_FILES_AGAIN}") from None
 
 
 def read_weights(folder: Path) -> Weights:
@@ -54,10 +54,12 @@ def read_weights(folder: Path) -> Weights:
     paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     weights: Weights = {}
     for path in paths:
-        weights |= stored(path, "the weights", AGAIN)
+        weights |= stored(path, "the weights", GET_FILES_AGAIN)
     if not weights:
-        raise AdviceError(f"folder {str(folder)!r} has no weights; {NEEDS}")
-    return {renamed(name): value for name, value in weights.items() if "rotary" not in name and name not in DROPPED}
+        raise AdviceError(f"folder {str(folder)!r} has no weights; {FOLDER_ADVICE}")
+    return {
+        renamed(name): value for name, value in weights.items() if "rotary" not in name and name not in DROPPED_WEIGHTS
+    }
 
 
 def renamed(name: str) -> str:
@@ -89,7 +91,7 @@ def drafted_tokens(weights: Weights, size: int, name: str) -> Int[Tensor, " draf
         ids = ids if key == TOKENS else ids + places
         fault = fault_of_tokens(ids, size)
     if fault:
-        raise AdviceError(f"{key} of {name}, which says what tokens it drafts, {fault}; {AGAIN}")
+        raise AdviceError(f"{key} of {name}, which says what tokens it drafts, {fault}; {GET_FILES_AGAIN}")
     return ids
 
 
@@ -120,7 +122,7 @@ def check_weights(head: Head, all_weights: Weights, own_keys: KeysView[str], nam
     for key in sorted(places.keys() | own_keys - {EMBEDDING}):
         if key not in places or key not in all_weights:
             what = f"has {key}, for which its config.json has no place" if key in all_weights else f"lacks {key}"
-            raise AdviceError(f"{name} {what}; {AGAIN}")
+            raise AdviceError(f"{name} {what}; {GET_FILES_AGAIN}")
         dtypes = FLOATS if places[key].is_floating_point() else INTEGERS
         if fault := all_weights[key].fault(dtypes, tuple(places[key].shape)):
             raise AdviceError(f"{key} of {name} {fault}; its files belong to another head or target")
@@ -145,5 +147,5 @@ def fitting(key: str, weight: Stored, dtype: torch.dtype, device: torch.device, 
         return value.to(device)
     value = value.to(device, dtype)
     if value.device.type != "meta" and not torch.stack(torch.aminmax(value)).isfinite().all():
-        raise AdviceError(f"{key} of {name} has weights that are no finite numbers in {dtype}; {AGAIN}")
+        raise AdviceError(f"{key} of {name} has weights that are no finite numbers in {dtype}; {GET_FILES_AGAIN}")
     return value

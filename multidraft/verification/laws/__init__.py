@@ -14,7 +14,7 @@ from multidraft.verification.laws.iid import Iid
 from multidraft.verification.laws.without_replacement import WithoutReplacement
 from multidraft.verification.precision import Draft, Rates, Rows
 
-WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 LAWS: dict[str, type[Law]] = {
     law.name: law for law in (Iid, WithoutReplacement, Greedy, Anchored, Top, SpecHub, Distinct)
 }
@@ -60,7 +60,7 @@ def check_settings(law: type[Law], drafts: int | Tensor, settings: dict[str, Any
     """Raise unless a law can have these settings; the number of drafts may be zero here."""
     if not isinstance(drafts, Tensor):
         check_integer(drafts, "drafts", 0)
-    elif drafts.dtype not in WHOLE or not has_values(drafts) or bool((drafts < 0).any()):
+    elif drafts.dtype not in INTEGER_DTYPES or not has_values(drafts) or bool((drafts < 0).any()):
         raise AdviceError("drafts has entries that are no numbers of drafts; use whole numbers, at least 0")
     law(law.fixed_drafts or 1, **{key: x for key, x in settings.items() if not isinstance(x, Tensor)})
 

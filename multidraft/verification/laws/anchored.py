@@ -14,7 +14,7 @@ from multidraft.verification.law import Law, Staged, is_duplicate, one_hot, with
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.laws.without_replacement import optimal_without_replacement
 from multidraft.verification.loops import compiled, forget, lines, pick_into, same_shape, sum_of
-from multidraft.verification.precision import TIE, Past, Rates, Rows, Tuples, least
+from multidraft.verification.precision import TIE_FACTOR, Past, Rates, Rows, Tuples, least
 
 Counts = int | Int[Tensor, "*batch"]
 
@@ -41,7 +41,7 @@ def count_of(draft: Rows, top: Int[Tensor, "*batch most"], drafts: Counts) -> In
     drafts_left = torch.as_tensor(drafts, device=draft.device)[..., None] - torch.arange(
         top.shape[-1], device=draft.device
     )
-    return ((value * drafts_left >= TIE * mass) & (value > 0)).cumprod(-1).sum(-1)
+    return ((value * drafts_left >= TIE_FACTOR * mass) & (value > 0)).cumprod(-1).sum(-1)
 
 
 def optimal_anchored(target: Rows, draft: Rows, drafts: Counts, anchors: Counts, top_up: bool) -> Rates:
@@ -312,5 +312,5 @@ def anchors_among(values, unlikely, drafts):
     mass, count = unlikely, 0
     for j in range(values.size - 1, -1, -1):  # from the small end: exact even where q is nearly one-hot
         mass += values[j]
-        count = count + 1 if values[j] * (drafts - j) >= TIE * mass else 0
+        count = count + 1 if values[j] * (drafts - j) >= TIE_FACTOR * mass else 0
     return count

@@ -28,10 +28,10 @@ from multidraft.verification.loops import same_shape
 from multidraft.verification.precision import Past, Rates, Rows, least
 
 ACCURACY = 1e-10  # of the trapezoidal sum; what is cut off below adds less than twice as much
-CERTAIN = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain
-LARGEST = 690.0  # e^690 is still a float64
+CERTAIN_EXPONENT = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain
+MAX_EXPONENT = 690.0  # e^690 is still a float64
 MOST_LINEAR = 24  # drafts; up to here P(N < n) is below 1e-12 before e^LARGEST is reached. Beyond, logarithms
-AT_ONCE = 1 << 18  # numbers held per prefix sum: memory stays linear in the vocabulary, and in the cache
+MAX_PREFIX_NUMBERS = 1 << 18  # numbers held per prefix sum: memory stays linear in the vocabulary, and in the cache
 
 
 def optimal_without_replacement(target: Rows, draft: Rows, drafts: int | Int[Tensor, "*batch"]) -> Rates:
@@ -97,14 +97,14 @@ def integral(draft: Tensor, outside: Tensor, drafts: int) -> Tensor:
     early = math.log(ACCURACY / 10 * math.factorial(drafts + 1)) / (drafts + 1)  # too early for so many, even repeated
     start = math.floor(early / step)
     total = before(outside, drafts, step, start)
-    width = max(1, AT_ONCE // draft.numel())
+    width = max(1, MAX_PREFIX_NUMBERS // draft.numel())
     fewer = torch.ones_like(draft)
     while bool((fewer[..., -1] > ACCURACY / 100).any()):  # P(N_V(t) < drafts) bounds all later terms, for every H
         node = torch.arange(start, start + width, dtype=draft.dtype, device=draft.device)[:, None, None]
         time = (node * step).exp()
         fewer, start = fewer_arrivals(draft * time, drafts), start + width
         # Once ct > CERTAIN the true integrand is nothing, but `fewer` counted at most CERTAIN for a token outside H.
-        total += step * torch.where(outside * time < CERTAIN, time * fewer, 0.0).sum(0)
+        total += step * torch.where(outside * time < CERTAIN_EXPONENT, time * fewer, 0.0).sum(0)
         fewer = fewer[-1]
     return total
 
@@ -130,11 +130,13 @@ def before(outside: Tensor, drafts: int, step: float, start: int) -> Tensor:
 
 def fewer_arrivals(rate: Rows, drafts: int) -> Rows:
     """`P(fewer than drafts tokens of H, and none outside H, came)` for each prefix `H`; rates are cut at CERTAIN."""
-    rate = rate.clamp(max=CERTAIN)
+    rate = rate.clamp(max=CERTAIN_EXPONENT)
     if drafts > MOST_LINEAR:
         return fewer_by_logarithms(rate, drafts)
     all_rates = rate.sum(-1, keepdim=True)
-    odds = torch.where(all_rates < LARGEST, rate, 0.0).expm1()  # beyond, the answer is zero and the odds would overflow
+    odds = torch.where(
+        all_rates < MAX_EXPONENT, rate, 0.0
+    ).expm1()  # beyond, the answer is zero and the odds would overflow
     symmetric = odds.cumsum(-1)
     total = 1 + symmetric
     for _ in range(drafts - 1, 1, -1):
@@ -142,7 +144,7 @@ def fewer_arrivals(rate: Rows, drafts: int) -> Rows:
         odds = odds[..., 1:]
         total[..., -symmetric.shape[-1] :] += symmetric
     total = total if drafts > 1 else torch.ones_like(rate)
-    return total * torch.where(all_rates < LARGEST, (-all_rates).exp(), 0.0)
+    return total * torch.where(all_rates < MAX_EXPONENT, (-all_rates).exp(), 0.0)
 
 
 def fewer_by_logarithms(rate: Tensor, drafts: int) -> Tensor:

@@ -11,16 +11,16 @@ from multidraft.verification.law import Staged
 from multidraft.verification.loops import compiled, forget, lines, same_shape, sum_of
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import (
-    DRAWABLE,
     MAX_MISSING_MASS,
+    MIN_DRAFT_PROBABILITY,
+    NEGLIGIBLE_MASS,
     NEVER_ZERO,
     SMALLEST_NORMAL,
-    SPARE,
     Rows,
     Tuples,
     least,
 )
-from multidraft.verification.rules.schedule import CONVERGED, STEPS
+from multidraft.verification.rules.schedule import CONVERGED_GAP, STEPS
 
 Node = tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]  # what draws are accepted with, the next target if none is
 Inputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws
@@ -136,7 +136,7 @@ def hand_on(remains, total, target, whole):
 def candidates(p, q):
     """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
     total = sum_of(q)
-    lowest = DRAWABLE * max(total, SMALLEST_NORMAL)
+    lowest = MIN_DRAFT_PROBABILITY * max(total, SMALLEST_NORMAL)
     tokens, rising, num_found = np.empty(q.size, np.int64), np.empty(q.size), 0
     for token in range(q.size):
         if q[token] > lowest:
@@ -192,7 +192,7 @@ def last_root(c, m, n, a, guess):
     for _ in range(STEPS):
         high = power(x, n - 1)
         value = (a * high - m) * x + d
-        if value <= CONVERGED * max(1.0, n / 4):
+        if value <= CONVERGED_GAP * max(1.0, n / 4):
             break
         x -= value / (a * n * high - m + NEVER_ZERO)
     return x
@@ -231,7 +231,7 @@ def remainder(p, q, total, order, columns, record):
             share = drop / max(Q - (columns[1, k - 1] if k > 0 else 0.0), SMALLEST_NORMAL)
         else:
             share *= columns[3, k]
-        remains[token] = min(share * q[token] / total, remains[token]) + SPARE * remains[token]
+        remains[token] = min(share * q[token] / total, remains[token]) + NEGLIGIBLE_MASS * remains[token]
         lost += remains[token]
     for token in order:
         remains[token] *= record / lost if lost > 0 else 0.0  # their sum, however the shares are rounded

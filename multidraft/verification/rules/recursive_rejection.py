@@ -12,8 +12,8 @@ from multidraft.verification.law import Law, at_each
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import (
     MAX_MISSING_MASS,
+    NEGLIGIBLE_MASS,
     SMALLEST_NORMAL,
-    SPARE,
     Draft,
     Rates,
     Rows,
@@ -48,7 +48,7 @@ def left_by_one(
     left = scaled.copy()
     left[: len(draft)] -= draft
     np.maximum(left, 0.0, out=left)
-    left += SPARE * scaled
+    left += NEGLIGIBLE_MASS * scaled
     lacks = 1 - scaled.sum()
     left *= (1 - accept) / ((lacks if lacks > MAX_MISSING_MASS else 0.0) + left.sum())
     return left

@@ -16,10 +16,19 @@ from torch import Tensor
 
 from multidraft.verification.distributions import descending
 from multidraft.verification.law import at_each
-from multidraft.verification.precision import DRAWABLE, NEVER_ZERO, SMALLEST_NORMAL, SPARE, Rates, Rows, Tokens, Tuples
+from multidraft.verification.precision import (
+    MIN_DRAFT_PROBABILITY,
+    NEGLIGIBLE_MASS,
+    NEVER_ZERO,
+    SMALLEST_NORMAL,
+    Rates,
+    Rows,
+    Tokens,
+    Tuples,
+)
 
 STEPS = 40
-CONVERGED = 1e-15
+CONVERGED_GAP = 1e-15
 
 Positions = Float[Tensor, "*batch positions"]
 
@@ -63,10 +72,10 @@ class Schedule:
         width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=SMALLEST_NORMAL)
         share = q * self.between(place.expand_as(k), k) / width
         loss = torch.minimum(self.drop.gather(-1, k) * share, p).masked_fill(following == size, 0.0)
-        loss = loss.add_(p, alpha=SPARE) * (q > DRAWABLE)
+        loss = loss.add_(p, alpha=NEGLIGIBLE_MASS) * (q > MIN_DRAFT_PROBABILITY)
         total = loss.sum(-1).clamp(min=SMALLEST_NORMAL)
         loss *= (self.record / total)[..., None]  # its sum, however the shares are rounded
-        return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > DRAWABLE, loss, p))
+        return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > MIN_DRAFT_PROBABILITY, loss, p))
 
     def accept(self, draws: Tuples) -> Float[Tensor, "*batch width"]:
         """Probability of emitting each draw: in stage c the first c are active and share what does not survive it."""
@@ -89,8 +98,8 @@ def schedule(target: Rows, draft: Rows, count: Int[Tensor, "*batch"], draft_prob
     p, q = target.double(), draft.double()
     total = q.sum(-1, keepdim=True)
     q = q / total.clamp(min=SMALLEST_NORMAL)
-    drawable = p * (q > DRAWABLE)
-    ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
+    drawable = p * (q > MIN_DRAFT_PROBABILITY)
+    ratio, order = descending(drawable / q.clamp(min=MIN_DRAFT_PROBABILITY))
     count = torch.where(total[..., 0] > 0, count, 0)
     positions = phases(ratio, q.gather(-1, order), drawable.gather(-1, order), count, draft_probability)
     return Schedule(p, q, order, *positions)
@@ -168,7 +177,7 @@ def descend(x: Positions, n: int, d: Positions, m: Positions, a: float) -> Posit
     after `STEPS` cannot be seen in any law. A root that has converged stays: a step more would divide rounding by a
     slope that may be rounding too.
     """
-    small = CONVERGED * max(1, n / 4)  # the rounding of x^n
+    small = CONVERGED_GAP * max(1, n / 4)  # the rounding of x^n
     for _ in range(STEPS):
         high = power(x, n - 1)
         slope = (high * (a * n)).sub_(m).add_(NEVER_ZERO)  # where m is the slope at the start: the root is there

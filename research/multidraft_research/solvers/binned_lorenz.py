@@ -29,7 +29,7 @@ from torch import Tensor
 from multidraft.errors import check_integer
 from multidraft.verification.law import Staged
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL, Rates, Rows, Tuples
+from multidraft.verification.precision import MIN_DRAFT_PROBABILITY, SMALLEST_NORMAL, Rates, Rows, Tuples
 from multidraft.verification.rules.lorenz import in_three_stages, lorenz
 from multidraft.verification.rules.schedule import Schedule, phases
 
@@ -85,10 +85,10 @@ def binned_schedule(
     p, q = target.double(), draft.double()
     total = q.sum(-1, keepdim=True)
     q = q / total.clamp(min=SMALLEST_NORMAL)
-    q = q * (q > DRAWABLE)
+    q = q * (q > MIN_DRAFT_PROBABILITY)
     count = torch.where(total[..., 0] > 0, count, 0)
     top = count.clamp(min=1)[..., None].double()
-    ratio = torch.minimum(p / q.clamp(min=DRAWABLE), top) * (q > 0)
+    ratio = torch.minimum(p / q.clamp(min=MIN_DRAFT_PROBABILITY), top) * (q > 0)
     apart = (top * bins).log_() / bins  # bins are so far apart, in logarithms
     place = ((top / ratio.clamp(min=SMALLEST_NORMAL)).log_() / apart).clamp_(max=bins).long()
     edge = top * (-apart * torch.arange(1, bins + 2, device=p.device)).exp_()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
-from multidraft.verification.precision import DRAWABLE
+from multidraft.verification.precision import MIN_DRAFT_PROBABILITY
 from multidraft_research.solvers.convex import minimise, potential
 from multidraft_research.solvers.outer_residuals import Split, outer_residuals
 
@@ -98,7 +98,7 @@ def global_resolution(
     limit = LIMITS.get(drafts, MORE_DRAFTS) if limit is None else limit
     outer = _outer_tokens(split, draft, drafts, tolerance)
     inner = _inner_tokens(split, draft, drafts, tolerance)
-    score = np.where(draft > DRAWABLE, 0.0, -np.inf)
+    score = np.where(draft > MIN_DRAFT_PROBABILITY, 0.0, -np.inf)
     for name, system in (("outside", outer), ("inside", inner)):
         if len(system.tokens) > limit:
             failure = f"a tolerance of {tolerance:g} takes {len(system.tokens)} tokens {name} H*, more than {limit}"
@@ -113,7 +113,7 @@ def global_resolution(
 
 def _outer_tokens(split: Split, draft: np.ndarray, drafts: int, tolerance: float) -> System:
     """The truncation outside H*; what it leaves out is the probability of a draft outside H* and T."""
-    tokens = np.flatnonzero(~split.inside & (draft > DRAWABLE))
+    tokens = np.flatnonzero(~split.inside & (draft > MIN_DRAFT_PROBABILITY))
     tokens = tokens[np.argsort(-draft[tokens], kind="stable")]
     missed = np.concatenate([[draft[tokens].sum()], draft[tokens].sum() - draft[tokens].cumsum()]).clip(0, 1)
     left_out = -np.expm1(drafts * np.log1p(-missed.clip(max=1 - 1e-16)))

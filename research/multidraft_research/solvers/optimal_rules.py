@@ -6,7 +6,7 @@ from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import Draft, Rows, Tuples
-from multidraft.verification.registry import OURS, register
+from multidraft.verification.registry import OUR_SOURCE, register
 from multidraft_research.solvers import linear_program as programs
 from multidraft_research.solvers import max_flow as flows
 from multidraft_research.solvers.binned_lorenz import BinnedLorenz
@@ -58,7 +58,7 @@ def register_all() -> None:
     """Add the schemes of all solvers to the list, and those that sort nothing."""
     for law, more in {"iid": "", "anchored": ", then a pass per top-up"}.items():
         cost = f"prefix sums, without a sort{more}"
-        register(f"{law}:binned_lorenz", law=law, rule=BinnedLorenz(), source=OURS, cost=cost, coupling=True)
+        register(f"{law}:binned_lorenz", law=law, rule=BinnedLorenz(), source=OUR_SOURCE, cost=cost, coupling=True)
     register(
         "iid:global_resolution",
         law="iid",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from multidraft.verification.precision import DRAWABLE
+from multidraft.verification.precision import MIN_DRAFT_PROBABILITY
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ def outer_residuals(target: Float[np.ndarray, " vocab"], draft: Float[np.ndarray
     >>> outer_residuals(np.array([0.75, 0.25]), np.array([0.5, 0.5]), 1)
     Split(inside=array([False,  True]), residual=array([0.25, 0.  ]), optimum=0.75)
     """
-    support = np.flatnonzero(draft > DRAWABLE)
+    support = np.flatnonzero(draft > MIN_DRAFT_PROBABILITY)
     order = support[np.argsort(-target[support] / draft[support], kind="stable")]
     P, Q = target[order].cumsum(), draft[order].cumsum().clip(max=1)
     lowest = np.minimum.accumulate(np.concatenate([[0.0], 1 - (1 - Q) ** drafts - P]))
-    inside, residual = np.zeros(len(target), dtype=bool), np.where(draft > DRAWABLE, 0.0, target)
+    inside, residual = np.zeros(len(target), dtype=bool), np.where(draft > MIN_DRAFT_PROBABILITY, 0.0, target)
     inside[order[np.argmin(lowest) :]] = True  # the first minimum: all that comes after it
     residual[order] = np.minimum(lowest[:-1] - lowest[1:], target[order])
     return Split(inside, residual, float(P[-1] + lowest[-1]) if len(order) else 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.laws.iid import optimal_iid
-from multidraft.verification.precision import DRAWABLE
+from multidraft.verification.precision import MIN_DRAFT_PROBABILITY
 from multidraft.verification.rules.schedule import Schedule, padded, schedule, shifted
 from multidraft_research.captures.recording import Recording
 from multidraft_research.studies import pictures
@@ -30,7 +30,7 @@ class Case:
     @property
     def size(self) -> int:
         """K, the number of tokens that can be drafted."""
-        return int((self.plan.draft > DRAWABLE).sum())
+        return int((self.plan.draft > MIN_DRAFT_PROBABILITY).sum())
 
     @property
     def tokens(self) -> list[int]:

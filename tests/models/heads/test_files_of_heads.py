@@ -19,7 +19,7 @@ from multidraft import AdviceError
 from multidraft.cli.models import HEADS, built_in_drafter, models_in, parse
 from multidraft.generation.inputs import as_drafter
 from multidraft.models.heads import KINDS
-from multidraft.models.heads.drafters import SHIPPED, EagleDrafter, head
+from multidraft.models.heads.drafters import SHIPPED_HEADS, EagleDrafter, head
 from multidraft.models.heads.files import load_head
 from multidraft.models.heads.saving import save_head, write
 from multidraft.models.huggingface import CausalLM
@@ -60,7 +60,7 @@ def test_an_output_that_is_left_out_is_rows_of_the_targets(tmp_path):
 
 
 def test_the_shipped_heads_folder_says_that_it_has_no_output():
-    folder = SHIPPED["smollm2"]
+    folder = SHIPPED_HEADS["smollm2"]
     assert "lm_head.weight" not in weights_of(folder)
     assert "no `lm_head.weight`" in (folder / "README.md").read_text()
 

@@ -33,18 +33,18 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of any size are fused, and weights stay as they are."""
     monkeypatch.setattr(fused, "MIN_PACKED_NUMBERS", 0)
     monkeypatch.setattr(HeadLayer, "product_of", staticmethod(product_of))
-    passes.PACKED.clear()
+    passes.REPLACEMENTS_BY_MODULE.clear()
 
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_module(name: str) -> None:
     logits = read(name)
-    kinds = [type(part) for part in passes.PACKED[head_of(name).module]]
+    kinds = [type(part) for part in passes.REPLACEMENTS_BY_MODULE[head_of(name).module]]
     assert kinds.count(HeadLayer) == 1
     for path, line in zip([(), *TREE], logits, strict=True):
         torch.testing.assert_close(line, plain_logits(name, TEXT, list(path)), atol=1e-4, rtol=1e-4)
-    passes.PACKED.clear()
+    passes.REPLACEMENTS_BY_MODULE.clear()
 
 
 @pytest.mark.usefixtures("exact")
@@ -54,15 +54,15 @@ def test_a_wrong_twin_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(decoder_layers, fault, nothing[fault])
     path = list(TREE)[-1]
     assert not torch.allclose(read("eagle3")[-1], plain_logits("eagle3", TEXT, list(path)), atol=1e-2)
-    passes.PACKED.clear()
+    passes.REPLACEMENTS_BY_MODULE.clear()
 
 
 @pytest.mark.usefixtures("exact")
 def test_layers_with_norms_of_queries_are_left_alone() -> None:
     name = "eagle3 reduced, two layers"
     read(name)
-    assert not any(isinstance(part, HeadLayer) for part in passes.PACKED[head_of(name).module])
-    passes.PACKED.clear()
+    assert not any(isinstance(part, HeadLayer) for part in passes.REPLACEMENTS_BY_MODULE[head_of(name).module])
+    passes.REPLACEMENTS_BY_MODULE.clear()
 
 
 def test_weights_are_rounded() -> None:
