@@ -272,9 +272,22 @@ def fresh(identity: dict[str, Any]) -> Profile:
     profile = Profile(identity)
     for entry in shipped():
         lender = Profile.from_json(entry.read_text())
-        if all(lender.identity[name] == identity[name] for name in LENDING_FIELDS):
+        if all(without_dtypes(lender.identity[name]) == without_dtypes(identity[name]) for name in LENDING_FIELDS):
             profile.acceptance = lender.acceptance
     return profile
+
+
+def without_dtypes(identity: Any) -> Any:
+    """An identity whatever it computes in: processors without bfloat16 take float32, and as much is accepted.
+
+    >>> without_dtypes({"kind": "EagleDrafter", "dtype": "torch.float32"})
+    {'kind': 'EagleDrafter'}
+    """
+    if isinstance(identity, list):
+        return [without_dtypes(part) for part in identity]
+    if not isinstance(identity, dict):
+        return identity
+    return {name: without_dtypes(part) for name, part in identity.items() if name != "dtype"}
 
 
 def shipped() -> list[Traversable]:

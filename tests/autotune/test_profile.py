@@ -275,3 +275,6 @@ def test_what_is_shipped_lends_its_acceptance_to_the_same_drafter(tmp_path: Path
     assert fresh_profile.samples == {}
     assert fresh_profile.rates(1.0).average[1] == pytest.approx(0.7, abs=0.01)
     assert FRESH(subject().identity | {"scheme": "another"}).acceptance == {}
+    draft = subject().identity["draft"]
+    assert FRESH(subject().identity | {"draft": draft | {"dtype": "another"}}).acceptance
+    assert FRESH(subject().identity | {"draft": draft | {"kind": "another"}}).acceptance == {}

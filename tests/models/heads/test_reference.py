@@ -96,7 +96,7 @@ def test_other_states_are_seen():
 @pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
 @torch.no_grad()
 def test_a_layer_off_is_seen_in_acceptance() -> None:
-    """Acceptance of one draft at T = 1 of what SmolLM2 wrote at T = 0.7: 0.371, and 0.356 or 0.350 one layer off."""
+    """Acceptance of one draft at T = 1 of what SmolLM2 wrote at T = 0.7: 0.395, and 0.378 or 0.370 one layer off."""
     config, weights = read_gguf(smollm2.file("target"), torch.bfloat16)
     with torch.device("meta"):  # random weights would take seconds
         target = LlamaForCausalLM(config).eval()
@@ -112,7 +112,7 @@ def test_a_layer_off_is_seen_in_acceptance() -> None:
             states = [target_output.hidden_states[layer + off][:, :-1] for layer in draft.hidden_layers]
             rate.append(acceptance(draft.module, tokens[None, 1:], torch.cat(states, -1), laws))
     right, lower, higher = (float(torch.cat(rate).mean()) for rate in rates.values())
-    assert 0.36 < right < 0.381
+    assert 0.385 < right < 0.405
     assert right > max(lower, higher) + 0.005, (right, lower, higher)
 
 
