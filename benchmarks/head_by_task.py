@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from multidraft_research.training.conversations import Conversation, in_fast_dtype
 from multidraft_research.training.heads import captured, train
 from multidraft_research.training.heads.captured import CapturedText
 from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
@@ -43,16 +44,18 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     pair: Any = load(options.target, "none", Loader("transformers"))
     tasks, conversations = read(options.prompts, options.answers, pair.tokenizer)
-    lines = []
-    for name in options.heads:
-        head, vocabulary = train.load_for_training(name, pair.target)
-        target = captured.in_fast_dtype(pair.target)
-        texts = captured.read_texts(target, conversations, head.settings.layers)
-        lines += by_task(head, vocabulary, tqdm(texts, name, len(conversations), unit="text"), tasks, name)
+    heads = {name: train.load_for_training(name, pair.target) for name in options.heads}
+    target, lines = in_fast_dtype(pair.target), []
+    for layers in dict.fromkeys(head.settings.layers for head, _ in heads.values()):
+        texts = captured.read_texts(target, conversations, layers)
+        all_texts = list(tqdm(texts, "reading answers", len(conversations), unit="text"))
+        for name, (head, vocabulary) in heads.items():
+            if head.settings.layers == layers:
+                lines += by_task(head, vocabulary, all_texts, tasks, name)
     print(json.dumps({"hardware": hardware(), "lines": lines})) if options.json else Console().print(table(lines))
 
 
-def read(prompts: Path, answers: Path, tokenizer: Any) -> tuple[list[str], list[captured.Conversation]]:
+def read(prompts: Path, answers: Path, tokenizer: Any) -> tuple[list[str], list[Conversation]]:
     """The task and the tokens of every answer."""
     by_id = {record["id"]: record for record in map(json.loads, prompts.read_text(encoding="utf-8").splitlines())}
     written = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
@@ -69,7 +72,9 @@ def read(prompts: Path, answers: Path, tokenizer: Any) -> tuple[list[str], list[
 
 
 @torch.inference_mode()
-def by_task(head: Any, vocabulary: Vocabulary, texts: Any, tasks: Sequence[str], name: str) -> list[dict[str, Any]]:
+def by_task(
+    head: Any, vocabulary: Vocabulary, texts: Sequence[tuple[int, CapturedText]], tasks: Sequence[str], name: str
+) -> list[dict[str, Any]]:
     """A line for each task, and one for all."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for number, text in texts:
@@ -87,9 +92,9 @@ def counted(head: Any, vocabulary: Vocabulary, text: CapturedText) -> list[int]:
     """Tokens of an answer, where the head is right, right among three, and has the token."""
     batch = Batch.of([text], vocabulary)
     [(_, logits, laws)] = draft_along(head, batch, DEPTHS)
-    ids, known = batch.target_probs.ids[laws, :1], batch.target_probs.known[laws, :1]
-    right = logits.topk(3).indices == ids.where(known, -1)
-    return [len(laws), *(int(hits.sum()) for hits in (right[:, 0], right.any(1), known))]
+    target_probs = train.select(batch.target_probs, laws)
+    hits = target_probs.hits(logits)
+    return [len(laws), int(hits[:, 0].sum()), int(hits.any(1).sum()), int(target_probs.known[:, 0].sum())]
 
 
 def table(lines: list[dict[str, Any]]) -> Table:

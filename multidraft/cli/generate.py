@@ -231,5 +231,7 @@ def decode_each_way(
         return drafted, None, {}
     plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.prompts), drafts=False), job.seed * SEED_STRIDE
     prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
-    wanted = {name: settings for name, settings in keywords.items() if output.baselines in (name, ALL_BASELINES)}
-    return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in wanted.items()}
+    chosen_keywords = {
+        name: settings for name, settings in keywords.items() if output.baselines in (name, ALL_BASELINES)
+    }
+    return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in chosen_keywords.items()}

@@ -27,9 +27,7 @@ LongText = Annotated[str, Field(max_length=2**20)]
 FAIL_FAST = Field(fail_fast=True)  # else a list with 100,000 wrong items would take seconds to refuse
 Tokens = Annotated[list[Token], FAIL_FAST]
 MAX_BIASES = 1024
-SETTINGS_BY_FIELD = {
-    known.served: name for name, known in SETTINGS.items() if known.served is not None
-}  # settings by field
+SETTINGS_BY_FIELD = {known.served: name for name, known in SETTINGS.items() if known.served is not None}
 SAMPLING_FIELDS: dict[str, Any] = {
     known.served: (known.kind | None, Field(None, description=known.help))
     for known in SETTINGS.values()

@@ -73,16 +73,16 @@ def test_a_server_runs_only_while_it_is_its_turn():
         server, process = servers.Server("", number), psutil.Process(number)
         for _ in range(2):
             with server.turn():
-                await_stopped(process, False)
-            await_stopped(process, True)
+                assert becomes(process, is_stopped=False)
+            assert becomes(process, is_stopped=True)
 
 
-def await_stopped(process: psutil.Process, wanted: bool) -> None:
-    """Fail unless a process is stopped, or is not, within seconds: a signal takes a moment."""
+def becomes(process: psutil.Process, is_stopped: bool) -> bool:
+    """Whether a process is stopped, or is not, within seconds: a signal takes a moment."""
     end = time.monotonic() + 10
-    while (process.status() == psutil.STATUS_STOPPED) != wanted:
-        assert time.monotonic() < end
+    while (process.status() == psutil.STATUS_STOPPED) != is_stopped and time.monotonic() < end:
         time.sleep(0.01)
+    return (process.status() == psutil.STATUS_STOPPED) == is_stopped
 
 
 def test_tokens_of_a_step_share_its_time():

@@ -149,7 +149,7 @@ def test_a_head_is_trained_further_from_where_it_was_with_its_own_tokens(kind, s
     target, plan = tiny_model("llama"), Plan(kind, 30, heads=2, block=3, mask_token=7)
     parts = run.Target(target, "some/target"), run.Split(seen, seen)
 
-    def train_in(plan: Plan | str, name: str):
+    def train_in(plan: Plan | tuple, name: str):
         return list(
             run.train_head(*parts, plan, TrainingSettings(1, 40, depth=2), tmp_path / name, 1, lambda line: None)
         )[-1]
@@ -163,7 +163,7 @@ def test_a_head_is_trained_further_from_where_it_was_with_its_own_tokens(kind, s
     assert all(weight.equal(first.get_parameter(key)) for key, weight in loaded.named_parameters())
     trained = {key for key, weight in loaded.named_parameters() if weight.requires_grad}
     assert trained == {key for key, weight in first.named_parameters() if weight.requires_grad}
-    second = train_in(name, "second")
+    second = train_in(train.load_for_training(name, target), "second")
     assert second.ids.equal(first.ids)
     changed = {key for key, weight in second.named_parameters() if not weight.equal(first.get_parameter(key))}
     assert changed
@@ -173,12 +173,11 @@ def test_a_head_is_trained_further_from_where_it_was_with_its_own_tokens(kind, s
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_processor_without_bfloat16_computes_in_float32(is_known, monkeypatch):
-    for module in (descent, captured):
-        monkeypatch.setattr(module, "can_pack", lambda dtype: is_known)
+    monkeypatch.setattr(descent, "can_pack", lambda dtype: is_known)
     with descent.autocast("cpu"):
         assert torch.is_autocast_enabled("cpu") == is_known
     target = deepcopy(tiny_model("llama")).to(torch.bfloat16)
-    fast = captured.in_fast_dtype(target)
+    fast = written_before.in_fast_dtype(target)
     assert target.dtype == torch.bfloat16
     assert (fast is target) == is_known
     assert fast.dtype == (torch.bfloat16 if is_known else torch.float32)
@@ -243,7 +242,7 @@ def test_records_become_tokens_of_which_the_targets_own_are_trained_on(tmp_path)
         captured.records(path)
 
 
-def test_a_target_writes_its_target_text_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+def test_a_target_writes_text_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(target_text, "ROWS_TOGETHER", 2)
     monkeypatch.setattr(target_text, "MAX_ANSWER_TOKENS", 4)
     monkeypatch.setattr(target_text, "MAX_TURN_TOKENS", 3)

@@ -134,9 +134,7 @@ def fewer_arrivals(rate: Rows, drafts: int) -> Rows:
     if drafts > MOST_LINEAR:
         return fewer_by_logarithms(rate, drafts)
     all_rates = rate.sum(-1, keepdim=True)
-    odds = torch.where(
-        all_rates < MAX_EXPONENT, rate, 0.0
-    ).expm1()  # beyond, the answer is zero and the odds would overflow
+    odds = torch.where(all_rates < MAX_EXPONENT, rate, 0.0).expm1()  # beyond, the answer is zero and odds overflow
     symmetric = odds.cumsum(-1)
     total = 1 + symmetric
     for _ in range(drafts - 1, 1, -1):

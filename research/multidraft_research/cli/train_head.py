@@ -64,9 +64,8 @@ def train_head(
     wait: o.Wait = False,
 ) -> None:
     """Train a head that drafts from a target's hidden states, in `speculators`' format. Run it again to resume."""
-    from multidraft.models.heads import drafters
     from multidraft_research.cli.distill import check_same
-    from multidraft_research.training.heads import captured, run
+    from multidraft_research.training.heads import captured, run, train
     from multidraft_research.training.heads.train import Plan, TrainingSettings
 
     silence()
@@ -85,15 +84,14 @@ def train_head(
         check_pretrained_names(Loader(), target)
         model: Any
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
-        if start:
-            drafters.head(start, model)  # which is refused before the text is read
         named_target = run.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
         mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
         plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
+        begin = plan if start is None else train.load_for_training(start, model)  # refused before the text is read
         try:
             records = captured.records(text or write_text(named_target, tokenizer, out / "text.jsonl", tokens))
             split = run.capture(model, tokenizer, records, states or out / "states", tokens)
-            for _ in run.train_head(named_target, split, start or plan, settings, out, every, Progress(steps)):
+            for _ in run.train_head(named_target, split, begin, settings, out, every, Progress(steps)):
                 pass
             (out / "checkpoint.pt").unlink(missing_ok=True)  # nothing is left to go on with
         except KeyboardInterrupt:

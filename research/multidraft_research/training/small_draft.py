@@ -101,6 +101,10 @@ class TargetProbabilities:
         logs = torch.from_numpy(np.concatenate([text.logs for text in texts]).astype(np.float32))
         return cls(ids.clamp(max=vocabulary.size - 1), ids < vocabulary.size, logs.exp())
 
+    def hits(self, logits: Float[Tensor, "places vocabulary"]) -> Bool[Tensor, "places 3"]:
+        """Which of the draft's three most likely tokens, in that order, is the target's most likely one."""
+        return logits.topk(3).indices == self.ids[:, :1].where(self.known[:, :1], -1)
+
     def draft_logs(self, logits: Float[Tensor, "places vocabulary"]) -> Float[Tensor, "places top"]:
         """The draft's log-probabilities of the tokens that were kept; they mean nothing where it has none."""
         return logits.gather(1, self.ids) - logits.logsumexp(-1, keepdim=True)
@@ -167,7 +171,7 @@ def acceptance(model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocab
         temperature = torch.from_numpy(temperatures)
         for value, name in ((1.0, "T=1"), (0.7, "T=0.7")):
             sums[name].append(overlap(logits, target_probs, value)[answer & (temperature == value)])
-        best = logits.topk(3).indices == torch.where(target_probs.known[:, :1], target_probs.ids[:, :1], -1)
+        best = target_probs.hits(logits)
         sums["T=0"].append(best[:, 0][answer & (temperature == 0)].float())
         sums["T=0, of three"].append(best.any(1)[answer & (temperature == 0)].float())
         covered = (target_probs.probability * target_probs.known).sum(1) / target_probs.probability.sum(1)

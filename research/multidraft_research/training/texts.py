@@ -13,6 +13,7 @@ from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 
 TEXTS_TOGETHER = 8  # of about one length, in one pass
+TEXTS_PER_SHARD = 64
 SORTED_TEXTS = 64  # by length; more would put texts of one length into one batch
 TOP_TOKENS = 64  # that are kept of each distribution; the others' probability is told as a whole
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models.gguf.library import llama_cpp
-from multidraft_research.training.texts import TOP_TOKENS, Text, load, save
+from multidraft_research.training.texts import TEXTS_PER_SHARD, TOP_TOKENS, Text, load, save
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
@@ -37,7 +37,7 @@ OPENINGS = (
 )  # of turns that it writes
 TEMPERATURES = (0.0, 0.7, 1.0)  # by turns
 MAX_ANSWER_TOKENS, MAX_TURN_TOKENS = 192, 96  # new tokens at most, of an answer and of a user's turn
-MAX_ROW_TOKENS, MAX_PASS_TOKENS, TEXTS_PER_SHARD = 768, 2048, 64  # tokens of a row, tokens of a pass, texts of a shard
+MAX_ROW_TOKENS, MAX_PASS_TOKENS = 768, 2048
 LOOP_TOKENS = 16  # that come again end a greedy text: the rest would be the same
 
 

@@ -7,7 +7,6 @@ whole or not there, so a capture that was stopped goes on.
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +22,9 @@ from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models import compat
 from multidraft.models.compat import home
-from multidraft.models.products import can_pack
-from multidraft_research.training.conversations import TEXTS_TOGETHER, Conversation
-from multidraft_research.training.texts import TOP_TOKENS, Text
+from multidraft_research.training.conversations import Conversation, in_fast_dtype, in_passes, with_distributions
+from multidraft_research.training.texts import TEXTS_PER_SHARD, Text
 
-TEXTS_PER_SHARD = 64
 MAX_TOKENS = 1024  # of a text; what goes beyond is cut off
 
 
@@ -104,15 +101,11 @@ def read_texts(
 
     Layer k is what `output_hidden_states` calls k: 0 is the embedding, k what layer k-1 gives.
     """
-    order = sorted(range(len(conversations)), key=lambda index: len(conversations[index].tokens))
-    for first in range(0, len(order), TEXTS_TOGETHER):
-        group = order[first : first + TEXTS_TOGETHER]
-        longest = len(conversations[group[-1]].tokens)
-        rows = [conversations[index].tokens + [0] * (longest - len(conversations[index].tokens)) for index in group]
-        for index, row in zip(
-            group, read_states(model, rows, layers), strict=True
-        ):  # what follows a text is seen by none of it
-            yield index, capture_text(model, conversations[index], row[: len(conversations[index].tokens)])
+    for group, rows in in_passes(conversations):
+        for index, row in zip(group, read_states(model, rows, layers), strict=True):
+            states = row[: len(conversations[index].tokens)]
+            text = with_distributions(model, conversations[index], states[:, -1])
+            yield index, CapturedText(text, states.to("cpu", torch.bfloat16))
 
 
 @torch.no_grad()
@@ -123,19 +116,6 @@ def read_states(
     body: Any = compat.body(model)[1]
     output = body(torch.tensor(rows, device=home(model)), use_cache=False, output_hidden_states=True)
     return torch.stack([*(output.hidden_states[layer] for layer in layers), output.last_hidden_state], 2)
-
-
-@torch.no_grad()
-def capture_text(
-    model: PreTrainedModel, conversation: Conversation, states: Float[Tensor, "length layers width"]
-) -> CapturedText:
-    """One text with its states, and the model's distribution at each place that is trained on."""
-    places = np.arange(conversation.first + 1, len(conversation.tokens))
-    logits = model.lm_head(states[places - 1, -1]).float()
-    values, ids = logits.topk(min(TOP_TOKENS, logits.shape[-1]))
-    logs = values - logits.logsumexp(-1, keepdim=True)
-    text = Text(np.array(conversation.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), conversation.about)
-    return CapturedText(text, states.to("cpu", torch.bfloat16))
 
 
 def capture(
@@ -154,24 +134,14 @@ def capture(
         yield path, sum(len(conversation.tokens) for conversation in group)
 
 
-def in_fast_dtype(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, or a copy in float32 on processors without its dtype, which take an eighth of the time for it."""
-    return model if home(model).type != "cpu" or can_pack(model.dtype) else deepcopy(model).float()
-
-
 def save(path: Path, texts: Sequence[CapturedText]) -> None:
     """Write a shard, whole or not at all."""
+    all_texts = [captured_text.text for captured_text in texts]
     arrays = {
-        "tokens": torch.from_numpy(
-            np.concatenate([captured_text.text.tokens for captured_text in texts]).astype(np.int32)
-        ),
-        "places": torch.from_numpy(
-            np.concatenate([captured_text.text.places for captured_text in texts]).astype(np.int32)
-        ),
-        "ids": torch.from_numpy(np.concatenate([captured_text.text.ids for captured_text in texts]).astype(np.int32)),
-        "logs": torch.from_numpy(
-            np.concatenate([captured_text.text.logs for captured_text in texts]).astype(np.float16)
-        ),
+        "tokens": torch.from_numpy(np.concatenate([text.tokens for text in all_texts]).astype(np.int32)),
+        "places": torch.from_numpy(np.concatenate([text.places for text in all_texts]).astype(np.int32)),
+        "ids": torch.from_numpy(np.concatenate([text.ids for text in all_texts]).astype(np.int32)),
+        "logs": torch.from_numpy(np.concatenate([text.logs for text in all_texts]).astype(np.float16)),
         "states": torch.cat([captured_text.states for captured_text in texts]),
     }
     about = [

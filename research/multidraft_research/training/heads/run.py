@@ -88,15 +88,15 @@ class Target(NamedTuple):
 
 
 def train_head(
-    target: Target, split: Split, plan: Plan | str, settings: TrainingSettings, out: Path, every: int,
-    report: Callable[[dict[str, Any]], Any],
+    target: Target, split: Split, plan: Plan | tuple[Head, Vocabulary], settings: TrainingSettings, out: Path,
+    every: int, report: Callable[[dict[str, Any]], Any],
 ) -> Iterator[Head]:  # fmt: skip
     """Train a head, or go on; every so many steps, and at the end, it is measured, reported, and written to out/head.
 
-    A plan that is a name, such as `eagle3:FOLDER`, is of a head that was trained before.
+    In place of a plan, a head that was trained before and its tokens may stand.
     """
-    if isinstance(plan, str):
-        head, vocabulary = train.load_for_training(plan, target.model)
+    if not isinstance(plan, Plan):
+        head, vocabulary = plan
     else:
         of = target.model.config.get_text_config(decoder=True).vocab_size
         vocabulary = choose_vocabulary(split.training, plan.drafted, of, out / "target_ids.json")

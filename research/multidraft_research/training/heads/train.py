@@ -227,7 +227,7 @@ def acceptance(head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary
                 for name, value in TEMPERATURES.items():
                     rates_at_places = overlap(logits.float(), target_probs, value)
                     sums[name][level - 1].append(rates_at_places[(temperature - value).abs() < 1e-3])
-                right = logits.topk(3).indices == target_probs.ids[:, :1].where(target_probs.known[:, :1], -1)
+                right = target_probs.hits(logits)
                 sums["T=0"][level - 1].append(right[:, 0][temperature == 0].float())
                 sums["T=0, of three"][level - 1].append(right.any(1)[temperature == 0].float())
     rates = {name: [torch.cat(values) for values in by_depth if values] for name, by_depth in sums.items()}
