@@ -32,11 +32,9 @@ class InFloat32(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (
-            args[0].to(torch.float32, copy=True)
-            if function is torch.Tensor.bfloat16
-            else function(*args, **(kwargs or {}))
-        )
+        if function is torch.Tensor.bfloat16:
+            return args[0].to(torch.float32, copy=True)
+        return function(*args, **(kwargs or {}))
 
 
 def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
