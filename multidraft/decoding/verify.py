@@ -22,6 +22,8 @@ from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import Child, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
 from multidraft.errors import AdviceError
+from multidraft.sampling.from_logits import can_be_pending, most_likely_tokens
+from multidraft.sampling.gate import upcast
 from multidraft.transfer import upload
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
@@ -250,9 +252,12 @@ def draw_last_tokens(
     `drawn` are bonus tokens of nodes, where they were drawn beforehand.
     """
     last = [-1] * len(walk_results)
+    greedy = greedy_tokens(scored, {row: walk_result.leaf for row, walk_result in enumerate(walk_results)})
     bonus, recovered = dict[int, int](), dict[int, Residual]()
     for row, walk_result in enumerate(walk_results):
-        if walk_result.residual is not None:
+        if row in greedy:
+            last[row] = greedy[row]
+        elif walk_result.residual is not None:
             last[row] = walk_result.residual.draw(numbers[row])
             recovered |= {row: walk_result.residual} if last[row] < 0 else {}
         elif (row, walk_result.leaf) in drawn:
@@ -265,6 +270,25 @@ def draw_last_tokens(
         # Where nothing but rounding is left: the likeliest
         last[row] = token if token >= 0 else int(scored.targets([(row, walk_results[row].leaf)])[0].argmax())
     return last
+
+
+def is_greedy(row: Row) -> bool:
+    """Whether its target is the likeliest token alone."""
+    return row.sampling.temperature == 0 and can_be_pending(row.sampling)
+
+
+def greedy_tokens(scored: Scored, leaves: dict[int, int]) -> dict[int, int]:
+    """The likeliest tokens at leaves of rows at temperature 0: whatever a rule leaves of their targets, it is these.
+
+    On a CPU alone; rows with processors, and those whose logits make no distribution, are left out.
+    """
+    rows = [row for row, leaf in leaves.items() if row not in scored.faults and is_greedy(scored.rows[row])]
+    if not rows or not scored.is_cpu:
+        return {}
+    logits = upcast(scored.lines([(row, leaves[row]) for row in rows]))
+    tokens = most_likely_tokens(logits)
+    is_finite = logits.gather(-1, tokens[:, None])[:, 0].isfinite().tolist()
+    return {row: token for row, token, fine in zip(rows, tokens.tolist(), is_finite, strict=True) if fine}
 
 
 def draw_by_device(weights: dict[int, Float[Tensor, " vocabulary"]], numbers: list[float]) -> dict[int, int]:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.models.attention import LOG2_E, NUMBERS, array_at, narrowed, power_of_two, widened
@@ -40,6 +40,29 @@ def rotate_heads(parts, cosines, sines, tokens, heads, count, width, number):
                 x, y = widened(first[i]), widened(second[i])
                 first[i] = turned(x, -y, turns[token, 0, i], slopes[token, 0, i], number)
                 second[i] = turned(y, x, turns[token, 1, i], slopes[token, 1, i], number)
+
+
+def angles(
+    positions: Int[Tensor, "rows new"], frequencies: Float[Tensor, " half"], scale: float
+) -> tuple[Float[Tensor, "rows new width"], Float[Tensor, "rows new width"]]:
+    """Cosines and sines of positions times frequencies, scaled; each twice, for both halves of a vector."""
+    positions, half = positions.contiguous(), len(frequencies)
+    cosines, sines = torch.empty(2, *positions.shape, 2 * half).unbind()
+    addresses = [tensor.data_ptr() for tensor in (positions, frequencies, cosines, sines)]
+    fill_angles(*addresses, positions.numel(), half, np.float32(scale))
+    return cosines, sines
+
+
+@compiled
+def fill_angles(positions, frequencies, cosines, sines, tokens, half, scale):
+    """The same for numbers at an address."""
+    places, factors = array_at(positions, np.int64(0), tokens), array_at(frequencies, np.float32(0), half)
+    turns = array_at(cosines, np.float32(0), 2 * tokens * half).reshape((tokens, 2, half))
+    slopes = array_at(sines, np.float32(0), 2 * tokens * half).reshape((tokens, 2, half))
+    for token in range(tokens):
+        for i in range(half):
+            angle = np.float32(places[token]) * factors[i]
+            turns[token, :, i], slopes[token, :, i] = np.cos(angle) * scale, np.sin(angle) * scale
 
 
 @compiled

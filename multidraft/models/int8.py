@@ -5,8 +5,8 @@ Each row of a weight is rounded to whole numbers up to 127, times a scale of its
 that this gives, so that nothing but the acceptance can change.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,13 @@ from multidraft.models.attention import NUMBERS, array_at, narrowed, widened
 from multidraft.models.bfloat16 import in_float32
 from multidraft.models.products import can_pack
 from multidraft.models.replacements import Layer
+from multidraft.models.torch_threads import in_threads
 from multidraft.verification.loops import compiled
 
 MAX_INT8 = 127
+MIN_SHARED_NUMBERS = 2**19  # in a weight; with fewer other threads would wake up for little
+ADDRESSES, SIZES = ("weights", "scales", "biases", "inputs", "outputs"), ("wide", "width", "tokens", "threads")
+JOB = np.dtype([(name, np.int64) for name in (*ADDRESSES, *SIZES)])
 MAX_TOKENS = 8  # at once; for more of them, as in prompts, products of the weights as they are take less time
 
 
@@ -48,7 +52,9 @@ class Int8Product:
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         inputs, (wide, width) = inputs.contiguous(), self.weights.shape
         result = inputs.new_empty(*inputs.shape[:-1], wide)
-        multiply(*self.addresses, inputs.data_ptr(), result.data_ptr(), wide, width, tokens, NUMBERS[inputs.dtype](0))
+        threads = torch.get_num_threads() if wide * width >= MIN_SHARED_NUMBERS else 1
+        sizes = wide, width, tokens, threads
+        multiply(inputs.dtype)(np.array([(*self.addresses, inputs.data_ptr(), result.data_ptr(), *sizes)], JOB))
         return result
 
 
@@ -75,16 +81,23 @@ def product(whole, numbers):
     return total
 
 
+@cache
+def multiply(dtype: torch.dtype) -> Callable[[np.ndarray], None]:
+    """The function of a job by which all threads do their shares of a product."""
+    return in_threads(multiply_share, JOB, NUMBERS[dtype](0))
+
+
 @compiled
-def multiply(weights, scales, biases, inputs, outputs, wide, width, tokens, number):
-    """Products of tokens with rows of whole numbers, times the rows' scales; a row is read once for all tokens."""
-    rows = array_at(weights, np.int8(0), wide * width).reshape((wide, width))
-    factors, terms = array_at(scales, np.float32(0), wide), array_at(biases, np.float32(0), wide)
-    sources = array_at(inputs, number, tokens * width)
-    results = array_at(outputs, number, tokens * wide).reshape((tokens, wide))
+def multiply_share(job, thread, number):
+    """A thread's rows of whole numbers times tokens, and times the rows' scales; a row is read once for all tokens."""
+    wide, width, tokens = job.wide, job.width, job.tokens
+    rows = array_at(job.weights, np.int8(0), wide * width).reshape((wide, width))
+    factors, terms = array_at(job.scales, np.float32(0), wide), array_at(job.biases, np.float32(0), wide)
+    sources = array_at(job.inputs, number, tokens * width)
+    results = array_at(job.outputs, number, tokens * wide).reshape((tokens, wide))
     lines = np.empty((tokens, width), np.float32)
     for i in range(tokens * width):
         lines.flat[i] = widened(sources[i])
-    for row in range(wide):
+    for row in range(wide * thread // job.threads, wide * (thread + 1) // job.threads):
         for token in range(tokens):
             results[token, row] = narrowed(product(rows[row], lines[token]) * factors[row] + terms[row], number)

@@ -28,14 +28,15 @@ def epsilon_of(module: nn.Module | None) -> float | None:
 def can_normalise(inputs: Tensor, weight: Float[Tensor, " width"]) -> bool:
     """Whether the loop reads these, and is faster."""
     few = inputs.numel() <= MAX_TOKENS * len(weight)
-    return few and inputs.dtype == weight.dtype and inputs.is_cpu and inputs.is_contiguous()
+    return few and inputs.dtype == weight.dtype and inputs.is_cpu
 
 
 def normalise(
     inputs: Float[Tensor, "*tokens width"], weight: Float[Tensor, " width"], epsilon: float
 ) -> Float[Tensor, "*tokens width"]:
     """w x / sqrt(mean(x^2) + epsilon), where the quotient is rounded before the product, as in transformers."""
-    outputs, width = torch.empty_like(inputs), len(weight)
+    inputs, width = inputs.contiguous(), len(weight)
+    outputs = torch.empty_like(inputs)
     addresses = inputs.data_ptr(), weight.data_ptr(), outputs.data_ptr()
     normalise_lines(*addresses, inputs.numel() // width, width, epsilon, NUMBERS[weight.dtype](0))
     return outputs

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
@@ -27,6 +27,7 @@ from multidraft.sampling.processors import Prefixes, blamed, checked
 from multidraft.sampling.settings import Sampling
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import normalise
+from multidraft.verification.loops import usable
 from multidraft.verification.precision import Rows
 
 TARGET = "the target model"
@@ -64,9 +65,14 @@ def distributions(
     return nucleus(probs, top_p) if top_p is not None and top_p < 1 else probs, bad_lines
 
 
+def most_likely_tokens(logits: Lines) -> Int[Tensor, " lines"]:
+    """Every line's token with the largest score, the first among equals; of a line with NaN the first of these."""
+    return torch.from_numpy(logits.numpy().argmax(-1)) if usable(logits) else logits.argmax(-1)  # a third of the time
+
+
 def one_hot(logits: Lines) -> tuple[Lines, Float[Tensor, "lines 1"]]:
     """All probability on every line's largest score, and that score."""
-    best = logits.argmax(-1, keepdim=True)
+    best = most_likely_tokens(logits)[:, None]
     return torch.zeros_like(logits).scatter_(-1, best, 1.0), logits.gather(-1, best)
 
 

@@ -172,8 +172,10 @@ class Body(Drafting):
 
     def embedded(self, tokens: Tokens) -> States:
         """Tokens as states."""
-        known = tokens.where(tokens < self.embed_tokens.num_embeddings, 0)  # of a target that has been resized since
-        return self.embed_tokens(known).to(self.fc.weight.dtype) * self.settings.embedding_scale
+        weight, scale = self.embed_tokens.weight, self.settings.embedding_scale
+        known = tokens.clamp(max=len(weight) - 1)  # a target that has been resized since has more
+        states = nn.functional.embedding(known, weight).to(self.fc.weight.dtype)
+        return states if scale == 1 else states * scale
 
     def logits(self, states: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape drafted"]:
         """What states say of the next token, over the tokens that the head has."""

@@ -2,6 +2,7 @@
 
 import re
 from abc import abstractmethod
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -18,7 +19,7 @@ from multidraft.models.attention import list_slots
 from multidraft.models.compat import windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
-from multidraft.models.heads.fused import HeadLayer
+from multidraft.models.heads.fused import HeadLayer, Rotary
 from multidraft.models.heads.target import target_of
 from multidraft.models.int8 import Int8Layer
 from multidraft.models.kv_cache import TreeCache
@@ -67,6 +68,16 @@ def shift(row: Row) -> int:
 def done(row: Row, path: list[int]) -> int:
     """The tokens of a path that were read beside the target's states, and those that had waited for it."""
     return len(waiting(row)) + sum(node < row.memory.first for node in path) if path else 0
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """The lines of all parts, uncopied where there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def padded(rows: list[Tensor]) -> Shaped[Tensor, "rows longest *shape"]:
+    """Rows as one tensor, filled up with zeros at their ends."""
+    return rows[0][None] if len(rows) == 1 else pad_sequence(rows, batch_first=True)
 
 
 def begin_tree(row: Row, new: int) -> bool:
@@ -128,25 +139,29 @@ class Head(Reader):
                 observed = row.memory
                 observed.unfused, observed.count = [*observed.unfused, new.flatten(1)], observed.count + len(new)
         if any(len(row.memory.unfused) > MAX_UNFUSED for row in self.rows):
-            self.fuse()
+            with self.packed():
+                self.fuse()
+
+    def packed(self) -> AbstractContextManager[None]:
+        """The module's parts computed our way."""
+        return packed(self.module, self.kinds)
 
     def fuse(self) -> None:
         """Make one state of those of several layers; while no drafts are asked for, that is put off."""
         rows = [row.memory for row in self.rows if row.memory.unfused]
         if not rows:
             return
-        new = [torch.cat(observed.unfused) for observed in rows]
-        with packed(self.module, self.kinds):
-            fused = self.module.fuse(torch.cat(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
+        new = [joined(observed.unfused) for observed in rows]
+        fused = self.module.fuse(joined(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
         for observed, part in zip(rows, fused, strict=True):
             observed.states, observed.unfused = torch.cat([observed.states, part]), []
 
     @torch.inference_mode()
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Logits:
-        self.fuse()
         are_first = [begin_tree(row, len(new)) for row, new in zip(self.rows, tokens, strict=True)]
         counts = [count_scored(scored, len(new)) for new in tokens]
-        with packed(self.module, self.kinds):
+        with self.packed():
+            self.fuse()
             self.read_tree(are_first, any(counts))
             if not any(counts):
                 columns = self.module.settings.drafted
@@ -154,10 +169,9 @@ class Head(Reader):
             ends = [len(row.tokens) for row in self.rows]
             asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
             rows = [[self.place(index, token) for token in tokens] for index, tokens in enumerate(asked)]
-            places = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
+            places = padded([torch.tensor(row, dtype=torch.int64) for row in rows])
             assert self.outputs is not None
-            rows_of_outputs = torch.arange(len(places), device=self.outputs.device)[:, None]
-            return self.logits(self.outputs[rows_of_outputs, upload(places, self.outputs.device)])
+            return self.logits(self.outputs.take_along_dim(upload(places, self.outputs.device)[..., None], 1))
 
     @abstractmethod
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
@@ -196,7 +210,8 @@ class Head(Reader):
 
     @torch.inference_mode()
     def _fork(self, fork: "Head", row: int, length: int) -> None:
-        self.fuse()
+        with self.packed():
+            self.fuse()
         fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
         states = old.states[: max(length - old.used, 0)]
@@ -210,14 +225,14 @@ class EagleDrafter(Head):
     it is the root.
     """
 
-    kinds = HeadLayer, Int8Layer, Norm
+    kinds = HeadLayer, Int8Layer, Norm, Rotary
 
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
         while any(row.tokens and len(self.slots(i)) < len(row.tokens) + shift(row) for i, row in enumerate(self.rows)):
             new = [self.readable(index) for index in range(len(self.rows))]
             positions = upload(self.cache.append([above for _, above, _ in new], False), self.device)
-            tokens = upload(pad_sequence([tokens for tokens, _, _ in new], batch_first=True), self.device)
-            states = pad_sequence([beside for _, _, beside in new], batch_first=True)
+            tokens = upload(padded([tokens for tokens, _, _ in new]), self.device)
+            states = padded([beside for _, _, beside in new])
             masks = self.cache.masks(self.windows, self.dtype, self.device)
             list_slots(masks.values(), threads=1)  # others would have to wake up for little
             outputs = self.module(tokens, states, positions, masks, self.cache.cache)
@@ -301,7 +316,7 @@ class BlockDrafter(Marginal):
         states = [row.memory.states[row.memory.used == 0 :] for row in self.rows]
         if any(map(len, states)):
             positions = upload(self.cache.append([list(range(-1, len(new) - 1)) for new in states], False), self.device)
-            self.module.remember(pad_sequence(states, batch_first=True), positions, self.cache.cache)
+            self.module.remember(padded(states), positions, self.cache.cache)
             self.cache.commit([list(range(len(new))) for new in states])
         for row in self.rows:
             row.memory.states = row.memory.states[len(row.memory.states) :]

@@ -2,15 +2,41 @@
 
 from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.models.attention import listed
 from multidraft.models.decoder_layers import FusedLayer, Positions, Tokens, has_plain_leaves
+from multidraft.models.fused_loops import angles
 from multidraft.models.heads import Layer
 from multidraft.models.int8 import Int8Product
-from multidraft.models.replacements import MIN_PACKED_NUMBERS
+from multidraft.models.replacements import MIN_PACKED_NUMBERS, Replacement
+
+
+class Rotary(Replacement):
+    """The angles that tokens turn by, in one loop; only where they depend on nothing but the position."""
+
+    copies = False
+
+    @staticmethod
+    def fits(module: nn.Module | None) -> bool:
+        if not isinstance(module, LlamaRotaryEmbedding) or "forward" in module.__dict__:
+            return False
+        return module.rope_type in ("default", "linear", "llama3") and module.inv_freq.is_cpu
+
+    def pack(self) -> None:
+        """Try it once."""
+        sample, positions = torch.zeros(1), torch.tensor([[0, 1, 77]])
+        torch.testing.assert_close(self.forward(sample, positions), self.module.forward(sample, positions))
+
+    def forward(self, states: Tensor, positions: Int[Tensor, "rows new"]) -> Positions:  # type: ignore[override]
+        """Cosines and sines."""
+        if states.dtype != torch.float32:
+            return type(self.module).forward(self.module, states, positions)
+        return angles(positions, self.module.inv_freq, self.module.attention_scaling)
 
 
 class HeadLayer(FusedLayer):
