@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -286,9 +287,8 @@ def greedy_tokens(scored: Scored, leaves: dict[int, int]) -> dict[int, int]:
     if not rows or not scored.is_cpu:
         return {}
     logits = upcast(scored.lines([(row, leaves[row]) for row in rows]))
-    tokens = most_likely_tokens(logits)
-    is_finite = logits.gather(-1, tokens[:, None])[:, 0].isfinite().tolist()
-    return {row: token for row, token, fine in zip(rows, tokens.tolist(), is_finite, strict=True) if fine}
+    tokens = most_likely_tokens(logits).tolist()
+    return {row: token for row, token, line in zip(rows, tokens, logits, strict=True) if isfinite(float(line[token]))}
 
 
 def draw_by_device(weights: dict[int, Float[Tensor, " vocabulary"]], numbers: list[float]) -> dict[int, int]:

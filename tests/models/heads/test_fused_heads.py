@@ -4,12 +4,16 @@ import pytest
 import torch
 from heads import head_of, plain_logits, states_of
 from tiny import tiny_model
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from multidraft.models import decoder_layers, passes
+from multidraft.models import decoder_layers, fused_loops, passes
 from multidraft.models.heads import fused
 from multidraft.models.heads.drafters import EagleDrafter
-from multidraft.models.heads.fused import HeadLayer
+from multidraft.models.heads.fused import HeadLayer, Rotary
 from multidraft.models.int8 import Int8Product
+from multidraft.models.passes import replacements_of
 from multidraft.models.products import product_of
 
 TEXT, TREE = [3, 1, 4, 1, 5], {(9,): -1, (2,): -1, (9, 6): 0, (9, 6, 5): 2}  # of each path, where its parent is
@@ -63,6 +67,32 @@ def test_layers_with_norms_of_queries_are_left_alone() -> None:
     read(name)
     assert not any(isinstance(part, HeadLayer) for part in passes.REPLACEMENTS_BY_MODULE[head_of(name).module])
     passes.REPLACEMENTS_BY_MODULE.clear()
+
+
+@pytest.mark.usefixtures("exact")
+def test_wrong_angles_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "angles", lambda positions, *others: fused_loops.angles(positions + 1, *others))
+    with pytest.raises(AssertionError, match="not close"):
+        Rotary(rotary("default"), {}, "")
+    assert not any(isinstance(part, Rotary) for part in replacements_of(nn.Sequential(rotary("default")), (Rotary,)))
+
+
+def rotary(kind: str) -> LlamaRotaryEmbedding:
+    """The angles of a small model; `dynamic` ones depend on the longest text."""
+    scaling = {"rope_type": kind, "rope_theta": 100.0, "factor": 2.0}
+    sizes = dict(hidden_size=32, num_attention_heads=2, max_position_embeddings=64)
+    return LlamaRotaryEmbedding(LlamaConfig(rope_parameters=scaling, **sizes))
+
+
+@pytest.mark.parametrize(("kind", "fits"), [("default", True), ("linear", True), ("dynamic", False)])
+def test_angles(kind: str, fits: bool) -> None:
+    module, positions = rotary(kind), torch.tensor([[3, 0], [5000, 131_071]])
+    assert Rotary.fits(module) == fits
+    if fits:
+        expected = module(torch.zeros(1), positions)
+        torch.testing.assert_close(Rotary(module, {}, "").forward(torch.zeros(1), positions), expected)
+    else:
+        assert not Rotary.fits(nn.Identity())
 
 
 def test_weights_are_rounded() -> None:
