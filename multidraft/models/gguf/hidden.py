@@ -33,6 +33,7 @@ class LayerOutputs:
         self.table[0], self.layers = len(states), self.table[1:].reshape(-1, FIELDS)
         self.layers[:, LAYER] = np.array(states) - 1
         self.callback = callback_of(symbols)
+        self.buffers = np.empty((len(states), 0, width), np.float32)
         self.begin(0)
 
     def install(self, settings: Any) -> None:
@@ -42,8 +43,10 @@ class LayerOutputs:
 
     def begin(self, tokens: int) -> None:
         """Make room for so many tokens, which are about to be read."""
-        self.buffers = np.empty((len(self.layers), tokens, self.width), np.float32)
-        self.layers[:, ADDRESS] = [buffer.ctypes.data for buffer in self.buffers]
+        if tokens > self.buffers.shape[1]:
+            self.buffers = np.empty((len(self.layers), 2 * tokens, self.width), np.float32)
+            self.layers[:, ADDRESS] = [buffer.ctypes.data for buffer in self.buffers]
+        self.tokens = tokens
         self.layers[:, DONE], self.layers[:, ROOM] = 0, tokens * self.width * FLOAT_BYTES
 
     def read(self, states: Sequence[int]) -> Float[np.ndarray, "tokens layers width"]:
@@ -51,7 +54,9 @@ class LayerOutputs:
         if (self.layers[:, DONE] != self.layers[:, ROOM]).any():
             done, room = self.layers[:, DONE].tolist(), self.layers[:, ROOM].tolist()
             raise RuntimeError(f"of the hidden states, {done} of {room} bytes have come")
-        return self.buffers[[self.states.index(state) for state in states]].transpose(1, 0, 2)
+        read = self.buffers[:, : self.tokens]
+        read = read if tuple(states) == self.states else read[[self.states.index(state) for state in states]]
+        return np.array(read.transpose(1, 0, 2), order="C")  # the next pass writes over them
 
 
 @compiled

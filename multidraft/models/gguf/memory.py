@@ -237,6 +237,11 @@ class Sequences:
         self.through: list[int] = []  # by slot any sequence that holds it
         self.states: list[Float[np.ndarray, "_ layers width"]] = []  # hidden ones by slot, pass by pass
 
+    def states_of(self, path: list[int], shape: tuple[int, ...]) -> Float[np.ndarray, "_ layers width"]:
+        """The hidden states of pending slots, of which `shape` says what none are."""
+        passes = self.states or [np.empty(shape, np.float32)]
+        return (passes[0] if len(passes) == 1 else np.concatenate(passes))[path]
+
     def fork(self, length: int) -> "Sequences":
         """Those of another row, which shares the first kept tokens of this one."""
         fork = Sequences(self.memory, min(length, self.length))

@@ -115,21 +115,22 @@ class GGUF(Reader):
         """Keep the hidden states of tokens that were just read, and zeros for those that were not."""
         outputs = self.memory.outputs
         assert outputs is not None
-        is_read = np.array([token is not None for row in rows for token in row], bool)
-        states = np.zeros((len(is_read), len(self.output_layers), outputs.width), np.float32)
-        states[is_read] = outputs.read(self.output_layers)
-        ends = np.cumsum([len(row) for row in rows])[:-1]
-        for row, new in zip(self.rows, np.split(states, ends), strict=True):
-            row.memory.states.append(new)
+        is_read, states = [token is not None for row in rows for token in row], outputs.read(self.output_layers)
+        if not all(is_read):
+            known, states = states, np.zeros((len(is_read), *states.shape[1:]), np.float32)
+            states[is_read] = known
+        start = 0
+        for row, new in zip(self.rows, rows, strict=True):
+            row.memory.states.append(states[start : start + len(new)])
+            start += len(new)
 
     def _commit(self, paths: Lists) -> None:
         rows = list(zip(self.rows, paths, strict=True))
         if self.output_layers:
             outputs = self.memory.outputs
             assert outputs is not None
-            nothing = np.empty((0, len(self.output_layers), outputs.width), np.float32)
-            states = [np.concatenate([nothing, *row.memory.states])[path] for row, path in rows]
-            self.hidden_states = [torch.from_numpy(row_states) for row_states in states]
+            shape = 0, len(self.output_layers), outputs.width
+            self.hidden_states = [torch.from_numpy(row.memory.states_of(path, shape)) for row, path in rows]
         with self.memory.lock:
             for row, path in rows:
                 row.memory.commit(path)
