@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, kind_of
 from multidraft.autotune.limits import Limits
-from multidraft.autotune.lookup_pauses import LookupPauses
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
     MIN_STEPS,
@@ -81,8 +80,6 @@ class Auto(Growing):
         self.rows = self.steps = self.steps_without_drafts = 0
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.pause = self.steps_to_probe = FIRST_PAUSE
-        self.lookup_pauses = LookupPauses()
-        self.plain_seconds_without_lookup = 0.0  # of a step
         self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
 
     @property
@@ -90,11 +87,6 @@ class Auto(Growing):
         """Whether the draft model is not asked at present, so that it need not catch up."""
         is_known = bool(self.rows) and self.has_costs
         return self.kind == "pass" and is_known and not self.asks_model
-
-    @property
-    def looks_up_alone(self) -> bool:
-        """Whether drafts are looked up and no model is asked, so that they may pause."""
-        return self.kind != "pass" and not self.asks_model
 
     @property
     def plain_seconds(self) -> float | None:
@@ -143,8 +135,7 @@ class Auto(Growing):
             is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
             is_timing = is_open and plain_steps < MAX_SAMPLES
             is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
-            is_pausing = self.looks_up_alone and self.lookup_pauses.begin_step()
-            self.timed_tree = self.without_drafts if is_pausing or (is_timing and is_due) else None
+            self.timed_tree = self.without_drafts if is_timing and is_due else None
         elif plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS:  # or nothing can be drafted
             self.timed_tree = self.without_drafts
         else:
@@ -160,7 +151,6 @@ class Auto(Growing):
         rates = self.recent.rates(self.prior, DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT)
         self.costs = costs = self.profile.costs(rows) if self.profile.known else DEFAULT_COSTS.scaled(rows)
         self.measured_plain_seconds = costs.seconds(NO_WORK) if self.is_settled(rows) else None
-        self.plain_seconds_without_lookup = costs.plain * self.profile.share_beside_drafting(rows)
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "pass" else CHAINS[:1]
             forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
@@ -218,10 +208,8 @@ class Auto(Growing):
                 self.finish(advise=False)
         if self.costs:
             fade, tokens = math.exp(-1 / MEMORY_STEPS), sum(len(emission.tokens) for emission in record.emitted)
-            seconds = self.costs.seconds(work)
-            self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
-            if self.looks_up_alone and self.timed_tree is None:
-                self.lookup_pauses.observe(tokens, self.rows * seconds / self.plain_seconds_without_lookup)
+            self.tokens = self.tokens * fade + tokens
+            self.seconds = self.seconds * fade + self.costs.seconds(work)
 
     def finish(self, advise: bool = True) -> None:
         """Write the profile; if drafts have not paid, warn once and say how to do without."""
@@ -237,6 +225,8 @@ class Auto(Growing):
 
 def work_of(trees: list[TokenTree], kind: Cost) -> Work:
     """The work of a step for each row: rows are padded to the widest, on every level that a draft model reads."""
+    if not any(tree.laws for tree in trees):
+        return NO_WORK
     asked = [Counter(tree.depths[node] for node, law in tree.laws.items() if law.known is None) for tree in trees]
     levels = {depth for depths in asked for depth in depths} if kind != "lookup" else set()
     reads = sum(max(depths[depth] for depths in asked) for depth in levels)
@@ -248,9 +238,10 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
     rows, tracker = len(record.trees), profile.at(temperature)
     if tracker.nodes < MAX_LEARNT_NODES:
         tracker.observe(record)
+    if record.is_catching_up or (profile.known and profile.spent_near(rows) >= budget):
+        return 0.0
     profile.check_load()
-    is_spent = bool(profile.known) and profile.spent_near(rows) >= budget
-    if record.is_catching_up or is_spent or profile.is_disturbed:
+    if profile.is_disturbed:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target

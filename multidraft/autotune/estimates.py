@@ -121,6 +121,8 @@ class AcceptanceTracker:
 
     def observe(self, record: "StepRecord", memory: float | int = float("inf")) -> None:
         """Learn from a step's verdicts; older ones fade by a factor e over `memory` nodes of a row."""
+        if not any(record.events):
+            return
         visits = [[event for event in events if isinstance(event, Visit)] for events in record.events]
         for tree, row_visits in zip(record.trees, visits, strict=True):
             if 0 in tree.laws and tree.laws[0].known is None:

@@ -9,7 +9,7 @@ drawn at that node, so the output is exact (docs/theory.md).
 import math
 from collections.abc import Sequence
 
-from multidraft.autotune.estimates import DEFAULT, Costs, Rates
+from multidraft.autotune.estimates import DEFAULT, Costs, Rates, acceptance_of_known
 from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.huggingface import Model
@@ -69,12 +69,16 @@ class Growing(TreePolicy):
         if depth == 0:
             rows = self.drafting_rows(len(trees))
             nodes = [[0] if row < rows else [] for row in range(len(trees))]
-            return Plan(nodes, lookup_only=self.kind == "mixed" and not self.asks_model)
+            return Plan(nodes, lookup_only=self.kind != "pass" and not self.asks_model)
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
         level_pays = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
         asked_nodes = model_nodes if level_pays or self.kind == "mixed" else [()] * len(trees)
         pairs = zip(asked_nodes, lookup_nodes, strict=True)
         return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not level_pays)
+
+    def may_pay(self, certainty: float) -> bool:
+        accepted = acceptance_of_known([certainty], self.rates.trust)
+        return self.best_count(1.0, accepted, True)[1] > self.first_price
 
     def drafting_rows(self, rows: int) -> int:
         """How many of the rows draft, the first ones: of a draft model that is only tried, about their square root.

@@ -143,14 +143,6 @@ class Profile:
             self.costs_at[rows] = costs if nearest == rows else costs.scaled(rows / nearest)
         return self.costs_at[rows]
 
-    def share_beside_drafting(self, rows: int) -> float:
-        """The part of a step without drafts that is left where nothing is looked up; 1 if no steps were timed."""
-        if not self.known:
-            return 1.0
-        nearest = self.nearest_known(rows)
-        beside = [step.target + step.rest for step in self.samples[nearest].get(PLAIN, [])]
-        return min(float(np.quantile(beside, 0.25)) / self.costs(nearest).plain, 1.0) if beside else 1.0
-
     def at(self, temperature: float | int) -> AcceptanceTracker:
         """The tracker of acceptance at about this temperature."""
         return self.acceptance.setdefault(round(float(temperature), 1), AcceptanceTracker())

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.base import MAX_CHUNK_TOKENS, Scores, answers
@@ -45,7 +46,10 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     while any((plan := policy.plan(growing, depth)).nodes):
         places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
-            places = drafting_roots(state.rows, trees, places)
+            promising = promising_roots(state, policy, places) if plan.lookup_only else places
+            places = drafting_roots(state.rows, trees, promising)
+            if not promising:
+                break
         faults |= read_level(state, config, trees, places, depth, plan.lookup_only)
         drafting = {row for row, _ in places}.difference(faults)
         counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
@@ -53,6 +57,14 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
         draw_level(state.rows, config.scheme.law, trees, counts)
         depth += 1
     return Drafted(trees, depth, faults)
+
+
+def promising_roots(state: State, policy: TreePolicy, places: Places) -> Places:
+    """The roots whose first draft may pay, by what a look-up knows of it before anything is read."""
+    assert state.draft is not None
+    unread = {row: [*state.rows[row].unread, state.rows[row].root] for row, _ in places}
+    certainties = {row: state.draft.certainty(row, tokens) for row, tokens in unread.items()}
+    return [(row, root) for row, root in places if (known := certainties[row]) is None or policy.may_pay(known)]
 
 
 def drafting_roots(rows: list[Row], trees: list[TokenTree], places: Places) -> Places:

@@ -64,6 +64,10 @@ class TreePolicy(ABC):
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """For every row the number of drafts of nodes that have been read at a depth, whose laws are in the trees."""
 
+    def may_pay(self, certainty: float) -> bool:
+        """Whether a tree is worth drafting whose first draft is right with this probability, of what is looked up."""
+        return True
+
     def name(self, tree: TokenTree) -> str:
         """What reports call the shape of a row's tree: what it has grown to, unless a policy knows a better name."""
         return tree.shape.name

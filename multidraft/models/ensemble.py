@@ -184,6 +184,9 @@ class LookupThenModel(DrafterGroup):
         self.other.begin(rows)
         return [Backlog() for _ in range(rows)]
 
+    def certainty(self, row: int, unread: list[int]) -> float | None:
+        return self.copied.certainty(row, unread)
+
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
         copied: Scores = self.copied.forward(tokens, parents, scored)
         asked = list[tuple[int, int, int]]()  # scored tokens that are not sure: row, place, and which pending one

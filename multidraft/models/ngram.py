@@ -106,14 +106,20 @@ class CountingReader(PrefixModel):
     def fingerprint(self) -> dict[str, Any]:
         return {"digest": digest(str([self.vocabulary, self.longest]))}
 
-    def read(self, row: int) -> Any:
-        """The history of a row's kept tokens."""
+    def read(self, row: int, unread: Sequence[int] = ()) -> Any:
+        """The history of a row's kept tokens, and of those that it will keep next."""
         state = self.rows[row]
         if state.memory is None:
             state.memory = self.history(self.longest)
-        if state.memory.length < len(state.kept):
-            state.memory.read(state.kept)
+        if state.memory.length < len(state.kept) + len(unread):
+            state.memory.read([*state.kept, *unread])
         return state.memory
+
+    def certainty(self, row: int, unread: list[int]) -> float | None:
+        unread, size = self.encode(unread), self.longest + 2
+        self.read(row, unread)
+        prefix = *self.rows[row].kept[-size:], *unread
+        return max(self.next_token(row, prefix[-size:]).values())
 
     def _commit(self, paths: Lists) -> None:
         for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece

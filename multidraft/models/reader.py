@@ -109,6 +109,13 @@ class Reader(ABC):
         """
         raise AdviceError(f"a {type(self).__name__} observes no hidden states; do not give it any")
 
+    def certainty(self, row: int, unread: list[int]) -> float | None:
+        """How likely the first draft is right behind the kept tokens of a row and these, which it will read later.
+
+        None where only reading them would tell.
+        """
+        return None
+
     def encode(self, tokens: list[int]) -> list[int]:
         """The target's tokens as this model reads them."""
         return tokens

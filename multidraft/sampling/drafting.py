@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.sampling.from_logits import distributions, lines_by_settings
+from multidraft.sampling.from_logits import can_be_pending, distributions, lines_by_settings
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, checked
 from multidraft.sampling.settings import Sampling
@@ -66,6 +66,9 @@ def draft_distributions(
     if ids is not None and ids.ndim > 1:  # columns are few
         logits, ids = download(logits, ids)
     count = logits.shape[0]
+    if ids is not None and ids.shape == (count, 1) and (certain := certain_distributions(logits, ids, vocabulary)):
+        if all(can_be_pending(sampling.for_draft or sampling) for sampling in settings):
+            return certain, Faults()
     per_line, faults = [PLACEHOLDER] * count, Faults()
     if ids is not None and ids.ndim > 1:
         faults = faults_of_ids(logits, ids, vocabulary)
@@ -82,6 +85,16 @@ def draft_distributions(
             elif line not in faults:
                 per_line[line] = distribution
     return per_line, faults
+
+
+def certain_distributions(
+    logits: Columns, ids: Int[Tensor, "lines 1"], vocabulary: int
+) -> list[DraftDistribution] | None:
+    """The distributions of lines with one token each, whatever they are drawn at; None if there is a fault."""
+    scores, tokens = logits.numpy(), ids.numpy()[:, 0]
+    if not np.isfinite(scores).all() or ((tokens < 0) | (tokens >= vocabulary)).any():
+        return None
+    return [DraftDistribution(tokens[line : line + 1], np.ones(1)) for line in range(len(tokens))]
 
 
 def faults_of_ids(logits: Columns, ids: Int[Tensor, "lines columns"], vocabulary: int) -> Faults:
