@@ -35,7 +35,7 @@ def main() -> int:
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_800),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 25_600),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 25700),
         ("docs and README, written words", sum(map(words, pages)), 18_200),
     ]
     for name, size, limit in rows:

@@ -91,7 +91,7 @@ def certain_distributions(
     logits: Columns, ids: Int[Tensor, "lines 1"], vocabulary: int
 ) -> list[DraftDistribution] | None:
     """The distributions of lines with one token each, whatever they are drawn at; None if there is a fault."""
-    scores, tokens = logits.numpy(), ids.numpy()[:, 0]
+    scores, tokens = lines(upcast(logits)), ids.numpy()[:, 0]
     if not np.isfinite(scores).all() or ((tokens < 0) | (tokens >= vocabulary)).any():
         return None
     return [DraftDistribution(tokens[line : line + 1], np.ones(1)) for line in range(len(tokens))]

@@ -67,7 +67,9 @@ def distributions(
 
 def most_likely_tokens(logits: Lines) -> Int[Tensor, " lines"]:
     """Every line's token with the largest score, the first among equals; of a line with NaN the first of these."""
-    return torch.from_numpy(logits.numpy().argmax(-1)) if usable(logits) else logits.argmax(-1)  # a third of the time
+    if usable(logits):  # NumPy takes a third of the time
+        return torch.from_numpy(logits.detach().numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def one_hot(logits: Lines) -> tuple[Lines, Float[Tensor, "lines 1"]]:

@@ -1,0 +1,38 @@
+"""Answers of one token a line: the law is certain, at any temperature and in any dtype, and faults stay faults."""
+
+import pytest
+import torch
+
+from multidraft.sampling import drafting
+from multidraft.sampling.drafting import draft_distributions
+from multidraft.sampling.from_logits import distribution
+from multidraft.sampling.settings import Sampling
+
+SAMPLINGS = [Sampling(0), Sampling(), Sampling(0.7, top_p=0.5), Sampling(for_draft=Sampling(2.0, top_k=1))]
+IDS = torch.tensor([[3], [0]])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_token_is_certain(sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([[-1.0], [-9.0]], dtype=dtype, requires_grad=True)
+    ways = []
+    for way in (drafting.certain_distributions, lambda *_: None):  # and as any other answer
+        monkeypatch.setattr(drafting, "certain_distributions", way)
+        laws, faults = draft_distributions(logits.detach(), [sampling] * 2, drafts=1, vocabulary=4, ids=IDS)
+        ways.append([(law.ids.tolist(), law.probabilities.tolist()) for law in laws])
+        assert not faults
+    assert ways[0] == ways[1] == [([3], [1.0]), ([0], [1.0])]
+
+
+@pytest.mark.parametrize(("score", "vocabulary"), [(float("nan"), 4), (-float("inf"), 4), (0.0, 3)])
+def test_faults_stay_faults(score: float, vocabulary: int) -> None:
+    laws, faults = draft_distributions(
+        torch.tensor([[score], [0.0]]), [Sampling(0)] * 2, drafts=1, vocabulary=vocabulary, ids=IDS
+    )
+    assert list(faults) == [0]
+    assert laws[1].ids.tolist() == [0]
+
+
+def test_logits_with_gradients_have_a_likeliest_token() -> None:
+    assert distribution(torch.tensor([0.0, 2.0, 2.0], requires_grad=True), 0).tolist() == [0, 1, 0]
