@@ -238,10 +238,9 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
     rows, tracker = len(record.trees), profile.at(temperature)
     if tracker.nodes < MAX_LEARNT_NODES:
         tracker.observe(record)
-    if record.is_catching_up or (profile.known and profile.spent_near(rows) >= budget):
-        return 0.0
-    profile.check_load()
-    if profile.is_disturbed:
+    profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
+    is_spent = bool(profile.known) and profile.spent_near(rows) >= budget
+    if record.is_catching_up or is_spent or profile.is_disturbed:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
