@@ -121,7 +121,7 @@ class AcceptanceTracker:
 
     def observe(self, record: "StepRecord", memory: float | int = float("inf")) -> None:
         """Learn from a step's verdicts; older ones fade by a factor e over `memory` nodes of a row."""
-        if not any(record.events):
+        if not any(tree.laws for tree in record.trees):  # nothing was asked, as in most steps of some runs
             return
         visits = [[event for event in events if isinstance(event, Visit)] for events in record.events]
         for tree, row_visits in zip(record.trees, visits, strict=True):

@@ -62,9 +62,12 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
 def promising_roots(state: State, policy: TreePolicy, places: Places) -> Places:
     """The roots whose first draft may pay, by what a look-up knows of it before anything is read."""
     assert state.draft is not None
-    unread = {row: [*state.rows[row].unread, state.rows[row].root] for row, _ in places}
-    certainties = {row: state.draft.certainty(row, tokens) for row, tokens in unread.items()}
-    return [(row, root) for row, root in places if (known := certainties[row]) is None or policy.may_pay(known)]
+    promising = Places()
+    for row, root in places:
+        certainty = state.draft.certainty(row, [*state.rows[row].unread, state.rows[row].root])
+        if certainty is None or policy.may_pay(certainty):
+            promising.append((row, root))
+    return promising
 
 
 def drafting_roots(rows: list[Row], trees: list[TokenTree], places: Places) -> Places:

@@ -96,6 +96,7 @@ class CountingReader(PrefixModel):
     """A drafter that looks at what followed every run of up to `longest` tokens in each row's kept tokens."""
 
     cost = "lookup"
+    looks_back: int
     history: ClassVar[type[History]] = History
 
     def __init__(self, vocabulary: int, longest: int):
@@ -116,10 +117,10 @@ class CountingReader(PrefixModel):
         return state.memory
 
     def certainty(self, row: int, unread: list[int]) -> float | None:
-        unread, size = self.encode(unread), self.longest + 2
+        unread = self.encode(unread)
         self.read(row, unread)
-        prefix = *self.rows[row].kept[-size:], *unread
-        return max(self.next_token(row, prefix[-size:]).values())
+        prefix = *self.rows[row].kept[-self.looks_back :], *unread
+        return max(self.next_token(row, prefix[-self.looks_back :]).values())
 
     def _commit(self, paths: Lists) -> None:
         for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece

@@ -66,8 +66,9 @@ def draft_distributions(
     if ids is not None and ids.ndim > 1:  # columns are few
         logits, ids = download(logits, ids)
     count = logits.shape[0]
-    if ids is not None and ids.shape == (count, 1) and (certain := certain_distributions(logits, ids, vocabulary)):
-        if all(can_be_pending(sampling.for_draft or sampling) for sampling in settings):
+    if ids is not None and ids.shape == (count, 1):
+        are_plain = all(can_be_pending(sampling.for_draft or sampling) for sampling in settings)
+        if are_plain and (certain := certain_distributions(logits, ids, vocabulary)):
             return certain, Faults()
     per_line, faults = [PLACEHOLDER] * count, Faults()
     if ids is not None and ids.ndim > 1:

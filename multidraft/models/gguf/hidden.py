@@ -44,7 +44,7 @@ class LayerOutputs:
     def begin(self, tokens: int) -> None:
         """Make room for so many tokens, which are about to be read."""
         if tokens > self.buffers.shape[1]:
-            self.buffers = np.empty((len(self.layers), 2 * tokens, self.width), np.float32)
+            self.buffers = np.empty((len(self.layers), tokens, self.width), np.float32)
             self.layers[:, ADDRESS] = [buffer.ctypes.data for buffer in self.buffers]
         self.tokens = tokens
         self.layers[:, DONE], self.layers[:, ROOM] = 0, tokens * self.width * FLOAT_BYTES
