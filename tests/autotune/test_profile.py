@@ -80,11 +80,12 @@ def test_what_a_child_claims_is_counted_for_its_place_among_those_drawn() -> Non
     assert tracker.rates().shares[2, :2] == pytest.approx([0.1, 0.9], abs=0.1)
 
 
-def test_a_root_that_was_read_and_drafted_nothing_counts_by_its_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("walk", ["commit", "deferred"])
+def test_a_root_that_was_read_and_drafted_nothing_counts(walk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft model that is seldom sure would seem to be sure always, if only steps that drafted counted."""
     monkeypatch.setattr(StaticTree, "counts", lambda self, trees, depth: [{}] * len(trees))
     tracker, law = AcceptanceTracker(), constant_model(lambda _: torch.tensor([0.3, 0.7, 0.0], dtype=torch.float64))
-    for record in records(StaticTree(Tree.parse("1")), law, law, 8):
+    for record in records(StaticTree(Tree.parse("1")), law, law, 8, walk=walk):
         tracker.observe(record)
     assert tracker.roots.tolist() == [0, 0, 0, 8, 0]
     assert tracker.nodes == 0

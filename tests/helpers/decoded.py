@@ -61,9 +61,10 @@ def records(
     temperature: float = 1.0,
     seed: int = 0,
     prompts: list[list[int]] | None = None,
+    walk: str = "deferred",
 ) -> Iterator[StepRecord]:
     """What came of every step of some equal rows, or of these."""
-    config, prompts = DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0), prompts or [[0]] * rows
+    config, prompts = DecodeConfig(md.scheme("anchored:lorenz"), policy, walk, measure=0), prompts or [[0]] * rows
     sampling, generator = [Sampling(temperature=temperature)] * len(prompts), torch.Generator().manual_seed(seed)
     state = start(prompts, target, draft, config, sampling, 9999, generator)
     for _ in range(steps):
