@@ -1,6 +1,7 @@
 """Prompts from the command line, a file or a conversation; they are checked before decoding starts."""
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -96,25 +97,28 @@ def check_length(prompt: Prompt, pair: "Models | Pair") -> None:
     """Raise if a prompt leaves no room for a new token."""
     from multidraft.generation.inputs import context_of
 
-    context = context_of(pair.target, pair.draft)
+    context = context_of(pair.target)
     if context is not None and len(prompt.tokens) >= context:
         raise AdviceError(
-            f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, and the models' context is {context}; "
+            f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, and the target's context is {context}; "
             "shorten it or leave it out"
         )
 
 
 def note_short_context(prompts: list[Prompt], pair: "Models", max_new_tokens: int) -> None:
-    """Say on stderr that some prompts leave less room in the models' context than `max_new_tokens`."""
+    """Say on stderr that some prompts leave less room in a model's context than `max_new_tokens`."""
     from multidraft.generation.inputs import context_of
 
-    context = context_of(pair.target, pair.draft)
+    context, draft_context = context_of(pair.target), None if pair.draft is None else context_of(pair.draft)
+    longest = min(max(len(prompt.tokens) for prompt in prompts) + max_new_tokens, context or math.inf)
+    if draft_context is not None and longest > draft_context:
+        terminal.note(f"the draft's context is {draft_context}: behind it nothing is drafted, and decoding goes on")
     rooms = [context - len(prompt.tokens) for prompt in prompts] if context is not None else []
     short = [room for room in rooms if room < max_new_tokens]
     if short:
         terminal.note(
-            f"the models' context is {context}: of {len(prompts)} prompt{'s' * (len(prompts) > 1)} {len(short)} cannot "
-            f"get {max_new_tokens} new tokens; the longest gets at most {min(short)}"
+            f"the target's context is {context}: of {len(prompts)} prompt{'s' * (len(prompts) > 1)} {len(short)} "
+            f"cannot get {max_new_tokens} new tokens; the longest gets at most {min(short)}"
         )
 
 

@@ -1,7 +1,8 @@
 """Drafting: every row's tree grows level by level, each level in one forward pass of the draft model.
 
 The draft model may lag behind: it first reads the accepted tokens that it has not seen, then the root. Where these are
-many, because it has rested, a step reads a piece of them, and the row drafts nothing until the rest is short.
+many, because it has rested, a step reads a piece of them, and the row drafts nothing until the rest is short. A row
+beyond the draft model's context drafts nothing more, and is not read.
 """
 
 from collections import defaultdict
@@ -46,6 +47,7 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     while any((plan := policy.plan(growing, depth)).nodes):
         places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
+            places = [(row, root) for row, root in places if state.can_draft(state.rows[row])]
             promising = promising_roots(state, policy, places) if plan.lookup_only else places
             places = drafting_roots(state.rows, trees, promising)
             if not promising:

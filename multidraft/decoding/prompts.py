@@ -76,8 +76,7 @@ class Reading:
         """Whether both models have read the prompts; a draft model that rests catches up in steps that draft."""
         if self.state is None:
             return False
-        is_read = self.config.policy.skips_draft_model or not any(row.unread for row in self.state.rows)
-        return self.state.draft is None or is_read
+        return self.config.policy.skips_draft_model or not any(self.unread_by_draft(self.state))
 
     @property
     def tokens_read(self) -> list[int]:
@@ -89,11 +88,15 @@ class Reading:
         if self.state is None:
             return self.advance_target(budget)
         assert self.state.draft is not None
-        pieces, unread_texts = pieces_of([row.unread for row in self.state.rows], budget)
-        for row, unread in zip(self.state.rows, unread_texts, strict=True):
-            row.unread = unread
+        pieces, _ = pieces_of(self.unread_by_draft(self.state), budget)
+        for row, piece in zip(self.state.rows, pieces, strict=True):
+            row.unread = row.unread[len(piece) :]
         read(self.state.draft, pieces, "none")
         return sum(map(len, pieces))
+
+    def unread_by_draft(self, state: State) -> list[list[int]]:
+        """What the draft model has to read of every prompt: nothing of one that its context has no room for."""
+        return [row.unread if state.can_draft(row) else [] for row in state.rows]
 
     def advance_target(self, budget: float | int) -> int:
         """Let the target read on; note the prompt's log-probabilities if they were asked for."""

@@ -157,13 +157,13 @@ def check_drafters(scheme: Scheme, is_list: bool) -> None:
 def sequence_limits(
     prompts: list[list[int]], target_model: Model, draft_model: Model | None, new_tokens: list[int]
 ) -> list[int]:
-    """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
-    context, size = context_of(target_model, draft_model), vocabulary_of(target_model)
+    """How long each sequence may become: the prompt and its new tokens, but not beyond the target's context."""
+    context, size = context_of(target_model), vocabulary_of(target_model)
     check_vocabularies(target_model, draft_model)
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
             raise AdviceError(
-                f"prompt {row} has {len(prompt)} tokens and the models' context is {context}; shorten the prompt"
+                f"prompt {row} has {len(prompt)} tokens and the target's context is {context}; shorten the prompt"
             )
         if strange := [token for token in prompt if not 0 <= token < size]:
             raise AdviceError(
@@ -184,13 +184,9 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
         check_ids(draft, vocabulary_of(target))
 
 
-def context_of(*models: Model | None) -> int | None:
-    """The largest number of tokens in a sequence that all of them can read; None for no limit."""
-    present = [model for model in models if model is not None]
-    contexts = [
-        compat.context(model.config) if isinstance(model, PreTrainedModel) else model.context for model in present
-    ]
-    return min((context for context in contexts if context is not None), default=None)
+def context_of(model: Model) -> int | None:
+    """The largest number of tokens in a sequence that a model can read; None for no limit."""
+    return compat.context(model.config) if isinstance(model, PreTrainedModel) else model.context
 
 
 def vocabulary_of(model: Model) -> int:

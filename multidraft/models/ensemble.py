@@ -175,6 +175,7 @@ class LookupThenModel(DrafterGroup):
             raise AdviceError("LookupThenModel mixes two drafters; pass [Lookup(vocabulary), draft]")
         self.copied: Lookup = self.drafters[0]
         self.other = self.drafters[1]
+        self.context = None  # beyond the other's it goes on by look-up
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -194,8 +195,13 @@ class LookupThenModel(DrafterGroup):
         for index, (row, new, sure) in enumerate(zip(self.rows, tokens, certainties, strict=True)):
             pending = len(row.tokens)
             nodes = range(pending - min(len(new), len(sure)), pending)
-            asked += [(index, place, node) for place, node in enumerate(nodes) if sure[place] < MIN_CERTAINTY]
+            readable = [self.is_readable(row, node) for node in nodes]
+            asked += [(index, i, nodes[i]) for i, yes in enumerate(readable) if yes and sure[i] < MIN_CERTAINTY]
         return self.mixed(copied, asked) if asked and not self.lookup_only else copied
+
+    def is_readable(self, row: Row, node: int) -> bool:
+        """Whether the other's context has room for a pending token."""
+        return self.other.context is None or len(row.kept) + row.depths[node] <= self.other.context
 
     def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
         """The laws at scored tokens, of which some are asked of the other drafter; on its device."""
@@ -237,10 +243,11 @@ class LookupThenModel(DrafterGroup):
             self.other.commit(committed)
 
     def _fork(self, fork: "DrafterGroup", row: int, length: int) -> None:
-        old = self.rows[row]
-        self.catch_up({row: length - len(old.kept) + old.memory.unread})
-        super()._fork(fork, row, length)
-        fork.rows[0].memory = Backlog()
+        old, readable = self.rows[row], min(length, self.other.context or length)
+        self.catch_up({row: readable - len(old.kept) + old.memory.unread})
+        for drafter, new, count in zip(self.drafters, fork.drafters, (length, readable), strict=True):
+            drafter.copy_to(new, row, count)
+        fork.rows[0].memory = Backlog(length - readable)
 
 
 def scaled(scores: Scores, weight: Float[Tensor, "*rows"]) -> Scores:

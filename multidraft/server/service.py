@@ -119,7 +119,7 @@ class Service:
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
         self.vocabulary = vocabulary_of(engine.target)
         self.end_tokens = set(ends_of(getattr(engine.target, "generation_config", None), set()))  # of an answer
-        contexts = [self.limits.context, context_of(engine.target, engine.draft)]
+        contexts = [self.limits.context, context_of(engine.target)]
         self.context = min((context for context in contexts if context is not None), default=None)  # of a sequence
 
     def begin(self) -> None:

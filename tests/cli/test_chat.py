@@ -90,7 +90,7 @@ def test_what_cannot_be_answered_is_forgotten_and_the_session_goes_on(pair, hear
     result = chat(pair, stdin="/fly\n" + "storm " * 99 + "\nforbidden\nthe\n")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("/reset forgets the conversation") == 2
-    assert "the models' context is 96" in result.stdout
+    assert "the target's context is 96" in result.stdout
     assert "the chat template refuses the conversation: not that" in result.stdout
     assert [tokenizer.decode(tokens) for tokens in heard] == ["<user>the\n<assistant>"]
 

@@ -1,6 +1,8 @@
 """Wrong arguments are refused before torch is imported; what is cut, and a reader that goes away, are handled."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,8 +82,22 @@ def test_a_context_that_is_too_small_for_the_new_tokens_is_said(pair: Path, prom
     """The context is 96 tokens."""
     call = ["generate", "--target", pair / "target", "--draft", pair / "draft", "--prompts", prompts, "--tree", "2x1"]
     cut = run(*call, "--limit", 1, "--max-new-tokens", 200)
-    assert "the models' context is 96: of 1 prompt 1 cannot get 200 new tokens" in cut.stderr
+    assert "the target's context is 96: of 1 prompt 1 cannot get 200 new tokens" in cut.stderr
     assert "context" not in run(*call, "--limit", 1, "--max-new-tokens", 8).stderr
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_draft_with_a_shorter_context_cuts_nothing(pair: Path, prompts: Path, tmp_path: Path):
+    """Its context is 16 tokens, and 40 new ones are asked for."""
+    draft = shutil.copytree(pair / "draft", tmp_path / "draft")
+    config = json.loads((draft / "config.json").read_text()) | {"max_position_embeddings": 16}
+    (draft / "config.json").write_text(json.dumps(config))
+    call = ["generate", "--target", pair / "target", "--prompts", prompts, "--limit", 1, "--tree", "2x1"]
+    call += ["--temperature", 0, "--max-new-tokens", 40, "--json"]
+    short, plain = run(*call, "--draft", draft), run(*call, "--draft", "none")
+    assert "the draft's context is 16: behind it nothing is drafted" in short.stderr
+    texts = [[row["text"] for row in json.loads(ran.stdout)["records"]] for ran in (short, plain)]
+    assert texts[0] == texts[1] != [""]
 
 
 def test_a_reader_of_the_help_that_goes_away_ends_it_quietly():

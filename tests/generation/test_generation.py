@@ -138,7 +138,7 @@ def test_advice(settings, advice):
 
 def test_advice_on_contexts_and_vocabularies():
     model = tiny_model("llama")
-    with pytest.raises(md.AdviceError, match=f"prompt 0 has {CONTEXT} tokens and the models' context is {CONTEXT}"):
+    with pytest.raises(md.AdviceError, match=f"prompt 0 has {CONTEXT} tokens and the target's context is {CONTEXT}"):
         md.generate(model, model, [[1] * CONTEXT])
     with pytest.raises(md.AdviceError, match=f"target has {VOCABULARY} tokens and the draft {SIZE}"):
         md.generate(model, tables()[1], [[1, 2]])

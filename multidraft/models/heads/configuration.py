@@ -106,6 +106,8 @@ def settings_of(config: dict[str, Any], target: PretrainedConfig, where: str) ->
         layers = {"hidden_size": config.get("hidden_size") or target.hidden_size, "num_attention_heads": 1}
     else:
         layers = {"model_type": "qwen3" if kind == DFLASH else "llama"} | (named["transformer_layer_config"] or config)
+    if (context := getattr(target, "max_position_embeddings", None)) and not layers.get("max_position_embeddings"):
+        layers["max_position_embeddings"] = context  # transformers would take its default of the family
     layer = layer_of(layers, target.vocab_size, where)
     drafted = fields["truncated_vocab_size"] or fields["draft_vocab_size"] or layer.vocab_size
     width = fields["target_hidden_size"] or layer.hidden_size

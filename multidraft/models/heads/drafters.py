@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.errors import AdviceError, shown
 from multidraft.models.attention import list_slots
-from multidraft.models.compat import windows
+from multidraft.models.compat import context, windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
 from multidraft.models.heads.fused import HeadLayer, Rotary
@@ -110,6 +110,7 @@ class Head(Reader):
         self.vocabulary, self.ids = settings.layer.vocab_size, module.ids
         self.ids = self.ids if self.ids is None else self.ids.cpu()  # where columns become tokens
         self.windows = windows(settings.layer)
+        self.context = None if settings.kind == MEDUSA else context(settings.layer)
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.cache = TreeCache(settings.layer.num_hidden_layers, capacity)
@@ -135,8 +136,10 @@ class Head(Reader):
     def observe(self, states: HiddenStates) -> None:
         self.begin(len(states))
         for row, new in zip(self.rows, states, strict=True):
+            observed = row.memory
+            if self.context is not None:  # beyond it nothing is read
+                new = new[: max(self.context - observed.count, 0)]
             if len(new):
-                observed = row.memory
                 observed.unfused, observed.count = [*observed.unfused, new.flatten(1)], observed.count + len(new)
         if any(len(row.memory.unfused) > MAX_UNFUSED for row in self.rows):
             with self.packed():
