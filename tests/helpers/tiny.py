@@ -39,6 +39,7 @@ CONFIGURATIONS = {
     "olmo": ("OlmoConfig", ROTARY),
     "olmo2": ("Olmo2Config", ROTARY),
     "granite": ("GraniteConfig", {**ROTARY, "attention_multiplier": 0.3, "logits_scaling": 2.0}),
+    "cohere": ("CohereConfig", ROTARY),
     "falcon": ("FalconConfig", FALCON),
     "falcon many heads": ("FalconConfig", {**FALCON, "multi_query": False, "parallel_attn": False}),
     "falcon new": ("FalconConfig", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -58,7 +59,7 @@ CASES = [case for case in CASES if case not in [(name, "sdpa") for name in EAGER
 
 
 @cache
-def tiny_model(name: str, attention: str = "sdpa", **changes: int) -> PreTrainedModel:
+def tiny_model(name: str, attention: str = "sdpa", **changes: float) -> PreTrainedModel:
     """A model of this family with weights N(0, 0.3), the same at every call."""
     kind, settings = CONFIGURATIONS[name]
     config = getattr(transformers, kind)(**{**settings, **changes}, **NO_IDS)

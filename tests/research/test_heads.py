@@ -22,6 +22,8 @@ from multidraft_research.training.heads.train import Plan, TrainingSettings
 from multidraft_research.training.small_draft import TargetProbabilities, Vocabulary
 from multidraft_research.training.texts import Text
 from tiny import tiny_model
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from multidraft import AdviceError
 from multidraft.models.heads.files import load_head
@@ -438,3 +440,131 @@ def test_rows_that_end_are_replaced_at_once_and_every_text_has_its_own_distribut
         assert text.tokens[-1] == 0
         assert len(text.ids) == len(text.logs) == len(text.places)
         assert text.places[0] == 2  # behind the system's line and the first token
+
+
+FAMILIES = {
+    "llama": {},
+    "granite": {"logits_scaling": 8.0},
+    "cohere": {"logit_scale": 0.25},
+    "gemma2": {"final_logit_softcapping": 2.0},
+    "gemma3": {},
+    "qwen3": {},
+    "gpt2": {},
+    "phi": {},
+    "gpt_neox": {},
+    "opt": {},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_laws_are_those_of_the_models_own_forward(family):
+    """With scale, cap and bias: `lm_head` alone said -0.9 for -7.8 of a Granite."""
+    attention = "eager" if family == "gemma2" else "sdpa"
+    target = tiny_model(family, attention, **FAMILIES[family])
+    conversation = Conversation([3, 1, 4, 1, 5, 9, 2, 6], 1, 3, {"temperature": 1.0, "answer": 3, "id": "1"})
+    [(_, captured_text)] = captured.read_texts(target, [conversation], LAYERS)
+    with torch.inference_mode():
+        expected = target(torch.tensor([conversation.tokens])).logits[0].log_softmax(-1)
+    for place, ids, logs in zip(
+        captured_text.text.places, captured_text.text.ids, captured_text.text.logs, strict=True
+    ):
+        assert np.allclose(expected[place - 1][torch.from_numpy(ids)], logs, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_begins_as_its_target_or_is_refused_by_name(family):
+    """Where the target is not as Llama is, nothing is read or written before it is refused."""
+    target = tiny_model(family, "eager" if family == "gemma2" else "sdpa", **FAMILIES[family])
+    train.check_trainable(target, "medusa")
+    train.new_head(Plan("medusa", VOCABULARY.size), target, VOCABULARY, 0)
+    if family in ("gpt2", "phi", "gpt_neox", "opt"):
+        with pytest.raises(AdviceError, match=f"last norm, which is not found in a {family}; train a medusa head"):
+            train.check_trainable(target, "eagle3")
+        return
+    train.check_trainable(target, "eagle3")
+    head = train.new_head(Plan("eagle3", SIZE), target, Vocabulary(range(SIZE), SIZE), 0)
+    scale = {"granite": 1 / 8, "cohere": 0.25}.get(family, 1.0)
+    norm = target.model.norm.weight + family.startswith("gemma")
+    assert torch.allclose(head.norm.weight, train.NORM_SCALE * scale * norm, rtol=1e-2)
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}{{ '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def chat_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    """Letters as tokens, and some special ones."""
+    special = ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<s>"]
+    vocabulary = {letter: token for token, letter in enumerate("abcdefghijklmnopqrstuvwxyz \n?!")}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=special, eos_token="<|end|>")
+    fast.chat_template = template
+    return fast
+
+
+TURNS = [("system", "be kind"), ("user", "hi"), ("assistant", "hello"), ("user", "a colour?"), ("assistant", "blue!")]
+SHARE_GPT = {"user": "human", "assistant": "gpt", "system": "system"}
+FORMS = {
+    "messages": {"messages": [{"role": role, "content": text} for role, text in TURNS]},
+    "parts": {"messages": [{"role": r, "content": [{"type": "text", "text": t}]} for r, t in TURNS]},
+    "conversations": {"conversations": [{"from": SHARE_GPT[role], "value": text} for role, text in TURNS]},
+    "trailing turn": {"messages": [{"role": role, "content": text} for role, text in [*TURNS, ("user", "more")]]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("template", [TEMPLATE, None])
+def test_every_answer_of_several_turns_is_trained_on_with_its_end(form, template, tmp_path):
+    path, tokenizer = tmp_path / "text.jsonl", chat_tokenizer(template)
+    path.write_text(json.dumps(FORMS[form]) + "\n")
+    read = captured.conversation_of(*captured.records(path), 0, tokenizer)
+    whole = tokenizer.decode(read.tokens)
+    expected = "<|system|>be kind<|end|>\n<|user|>hi<|end|>\n<|assistant|>hello<|end|>\n<|user|>a colour?<|end|>\n"
+    expected = f"{expected}<|assistant|>blue!<|end|>" if template else "be kindhihello<|end|>a colour?blue!<|end|>"
+    assert whole == expected
+    assert tokenizer.decode([read.tokens[place] for place in read.trained]) == "hello<|end|>blue!<|end|>"
+    assert read.about["answer"] == read.trained[0]
+    cut = captured.conversation_of({**captured.records(path)[0], "ended": False}, 0, tokenizer)
+    assert tokenizer.decode(cut.tokens) == expected.removesuffix("<|end|>")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"messages": [{"role": "assistant", "content": None}]},
+        {"conversations": [{"from": "gpt", "value": 7}]},
+        {"messages": "hi"},
+        {"user": "hi", "assistant": None},
+        {"text": 3},
+        ["hi"],
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_its_line(record, tmp_path):
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"text": "fine"}) + "\n" + json.dumps(record) + "\n")
+    with pytest.raises(AdviceError, match="line 2 of "):
+        captured.records(path)
+
+
+def test_texts_whose_answers_come_too_late_are_counted_and_all_of_them_are_an_error(tmp_path):
+    tokenizer, target, lines = chat_tokenizer(None), tiny_model("llama", max_position_embeddings=2048), list[str]()
+    short = [{"user": "hi", "assistant": "hello you"}] * 12
+    long = [{"user": "a" * 1500, "assistant": "hello you"}] * 12
+    split = run.capture(target, tokenizer, [*short, *long], tmp_path / "some", 1000, lines.append)
+    assert len(split.training) == 10
+    tokens = sum(len(text.text.tokens) for text in split.training)
+    assert lines == [
+        f"10 of 24 texts, {tokens} tokens, are trained on; 2 are held out, 12 have no answer within 1024 tokens"
+    ]
+    with pytest.raises(AdviceError, match="of 12 texts 0 have a token to train on within their first 1024"):
+        run.capture(target, tokenizer, long, tmp_path / "none", 1000)
+    with pytest.raises(AdviceError, match="no text has 3 tokens or fewer.*give more --tokens"):
+        run.capture(target, tokenizer, short, tmp_path / "few", 3)
+    with pytest.raises(AdviceError, match="has states of other texts"):
+        run.capture(target, tokenizer, [{"user": "b", "assistant": "other"}] * 12, tmp_path / "some", 1000)

@@ -21,7 +21,10 @@ from multidraft_research.cli.pretrained import check_pretrained_names
 if TYPE_CHECKING:
     from multidraft_research.training.heads.run import Target
 
-TEXT_HELP = 'JSON lines (gz), as {"user": "Name a colour.", "assistant": "Blue."}, or {"text": "..."} without turns.'
+TEXT_HELP = (
+    'JSON lines (gz), as {"user": "Name a colour.", "assistant": "Blue."}; messages or conversations for several turns; '
+    '{"text": "..."} without any.'
+)
 
 
 class Kind(StrEnum):
@@ -85,12 +88,13 @@ def train_head(
         model: Any
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
         named_target = run.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
+        train.check_trainable(model, kind.value)  # before anything is read
         mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
         plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
         begin = plan if start is None else train.load_for_training(start, model)  # refused before the text is read
         try:
             records = captured.records(text or write_text(named_target, tokenizer, out / "text.jsonl", tokens))
-            split = run.capture(model, tokenizer, records, states or out / "states", tokens)
+            split = run.capture(model, tokenizer, records, states or out / "states", tokens, terminal.note)
             for _ in run.train_head(named_target, split, begin, settings, out, every, Progress(steps)):
                 pass
             (out / "checkpoint.pt").unlink(missing_ok=True)  # nothing is left to go on with

@@ -1,20 +1,23 @@
 """The target's distributions at every token of texts that it has written before, from reading them once."""
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as BodyOutput
 
-from multidraft.models.compat import home
+from multidraft.models.compat import body, home
 from multidraft_research.training.descent import has_bfloat16
 from multidraft_research.training.texts import TEXTS_PER_SHARD, TEXTS_TOGETHER, TOP_TOKENS, Text, save
 from multidraft_research.training.writing import ASSISTANT, END, SYSTEM, USER
+
+MAX_TOKENS = 1024  # of a text that a head is trained on; what goes beyond is cut off
 
 
 class Conversation(NamedTuple):
@@ -24,6 +27,12 @@ class Conversation(NamedTuple):
     first: int
     answer: int
     about: dict[str, Any]
+    places: list[int] | None = None  # of the tokens that are trained on; None for all behind `first`
+
+    @property
+    def trained(self) -> list[int]:
+        """The places of the tokens that are trained on."""
+        return [*range(self.first + 1, len(self.tokens))] if self.places is None else self.places
 
 
 def conversation(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Conversation:
@@ -58,7 +67,7 @@ def read(model: PreTrainedModel, conversations: Sequence[Conversation]) -> list[
     """The texts with the target's distributions; each is read beside those of about its length."""
     texts: dict[int, Text] = {}
     for group, rows in in_passes(conversations):
-        states = model.model(torch.tensor(rows), use_cache=False).last_hidden_state
+        states = body(model)[1](torch.tensor(rows), use_cache=False).last_hidden_state
         for index, state in zip(group, states, strict=True):
             texts[index] = with_distributions(model, conversations[index], state)
     return [texts[index] for index in range(len(conversations))]
@@ -69,11 +78,39 @@ def with_distributions(
     model: PreTrainedModel, conversation: Conversation, states: Float[Tensor, "length width"]
 ) -> Text:
     """One text with its model's distribution, from its last states, at each place that is trained on."""
-    places = np.arange(conversation.first + 1, len(conversation.tokens))
-    logits = model.lm_head(states[places - 1]).float()
+    places = np.array(conversation.trained, np.int64)
+    logits = logits_of(model, states[places - 1])
     values, ids = logits.topk(min(TOP_TOKENS, logits.shape[-1]))
     logs = values - logits.logsumexp(-1, keepdim=True)
     return Text(np.array(conversation.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), conversation.about)
+
+
+class GivenStates(nn.Module):
+    """In the place of a model's body: what it says is known."""
+
+    def __init__(self, states: Float[Tensor, "rows new width"]):
+        super().__init__()
+        self.states = states
+
+    def forward(self, *_: Any, **__: Any) -> BodyOutput:
+        """The states, whatever is read."""
+        return BodyOutput(last_hidden_state=self.states)
+
+    @property
+    def decoder(self) -> "GivenStates":
+        """Itself: OPT asks this part of its body."""
+        return self
+
+
+def logits_of(model: PreTrainedModel, states: Float[Tensor, "places width"]) -> Float[Tensor, "places vocabulary"]:
+    """What the model's own forward makes of its body's last states.
+
+    Many families do more there than the product with the output layer: Granite and Cohere scale, Gemma 2 has a cap.
+    """
+    head: Any = copy(model)
+    head._modules = model._modules | {body(model)[0]: GivenStates(states[None])}
+    tokens = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
+    return head(input_ids=tokens, use_cache=False).logits[0].float()
 
 
 def capture_texts(

@@ -22,10 +22,16 @@ from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models import compat
 from multidraft.models.compat import home
-from multidraft_research.training.conversations import Conversation, in_fast_dtype, in_passes, with_distributions
+from multidraft_research.training.conversations import (
+    MAX_TOKENS,
+    Conversation,
+    in_fast_dtype,
+    in_passes,
+    with_distributions,
+)
+from multidraft_research.training.heads.turns import conversation_of_turns, turns_of
 from multidraft_research.training.texts import TEXTS_PER_SHARD, Text
 
-MAX_TOKENS = 1024  # of a text; what goes beyond is cut off
 
 
 class CapturedText(NamedTuple):
@@ -36,19 +42,28 @@ class CapturedText(NamedTuple):
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Conversations of one turn, a line each: `user`, `assistant`, and if known `id`, `ended`, `temperature`.
+    """Conversations, a line each: `user` and `assistant`, or `messages`, or `conversations` as ShareGPT has them.
 
-    A record with `text` alone is a text without turns. Raises AdviceError where a line is neither.
+    If known, `id`, `ended` and `temperature` come with them. A record with `text` alone is a text without turns. Raises
+    AdviceError where a line is none of these.
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             all_records = [json.loads(line) for line in file if line.strip()]
     except (OSError, ValueError, EOFError) as error:
         raise AdviceError(f"cannot read {str(path)!r} ({error}); give JSON lines of user and assistant") from None
-    for number, record in enumerate(all_records, 1):
-        if not isinstance(record, dict) or not ({"user", "assistant"} <= record.keys() or "text" in record):
-            raise AdviceError(f"line {number} of {str(path)!r} has no user and assistant, and no text; add them")
-    return all_records
+    return [with_messages(record, f"line {number} of {str(path)!r}") for number, record in enumerate(all_records, 1)]
+
+
+def with_messages(record: Any, where: str) -> dict[str, Any]:
+    """A record, whose turns have the form of chat templates if there are several; raises AdviceError on what is none."""
+    named = next((name for name in ("messages", "conversations") if isinstance(record, dict) and name in record), None)
+    if named is not None:
+        return record | {"messages": turns_of(record[named], f"{named} in {where}")}
+    texts = [record.get(name) for name in ("user", "assistant", "text")] if isinstance(record, dict) else [None] * 3
+    if not (isinstance(texts[0], str) and isinstance(texts[1], str)) and not isinstance(texts[2], str):
+        raise AdviceError(f"{where} has no user and assistant, no messages, and no text; add them")
+    return record
 
 
 def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conversation:
@@ -58,6 +73,8 @@ def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conv
     """
     is_self_written = str(record.get("id", "")).startswith("self/")
     before, closed = [], ""
+    if "messages" in record:
+        return conversation_of_turns(record, number, tokenizer)
     if "text" in record:
         before, text_tokens = without_template(tokenizer, ""), without_template(tokenizer, record["text"])
         tokens, first, answer = text_tokens, max(common_prefix(before, text_tokens), 1) - 1, max(len(before), 1)
@@ -131,7 +148,16 @@ def capture(
             fast_model = fast_model or in_fast_dtype(model)
             captured_by_index = dict(read_texts(fast_model, group, layers))
             save(path, [captured_by_index[index] for index in range(len(group))])
+        check_texts(path, group)
         yield path, sum(len(conversation.tokens) for conversation in group)
+
+
+def check_texts(path: Path, conversations: Sequence[Conversation]) -> None:
+    """Raise unless a shard, which may be of a run before, holds these texts."""
+    with safe_open(str(path), "pt") as shard:
+        known = [(fields["id"], *fields["sizes"]) for fields in json.loads(shard.metadata()["texts"])]
+    if known != [(text.about["id"], len(text.tokens), len(text.trained)) for text in conversations]:
+        raise AdviceError(f"{str(path)!r} has states of other texts than these; choose another --out, or --states")
 
 
 def save(path: Path, texts: Sequence[CapturedText]) -> None:
@@ -167,9 +193,9 @@ def load(path: Path) -> Iterator[CapturedText]:
 
 
 def load_all(folder: Path, name: str) -> list[CapturedText]:
-    """The texts of all shards of one name that have places to train on; raises AdviceError where there are none."""
+    """The texts of all shards of one name; raises AdviceError where there are none."""
     paths = sorted(folder.glob(f"{name}-*.safetensors"))
-    texts = [captured_text for path in paths for captured_text in load(path) if len(captured_text.text.places)]
+    texts = [captured_text for path in paths for captured_text in load(path)]
     if not texts:
         raise AdviceError(f"there are no captured texts in {str(folder)!r}; give more text")
     return texts

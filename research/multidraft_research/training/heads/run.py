@@ -13,7 +13,7 @@ from multidraft.io import files
 from multidraft.models.heads import Head
 from multidraft.models.heads.configuration import usual_layers
 from multidraft.models.heads.saving import save_head
-from multidraft_research.training.conversations import Conversation
+from multidraft_research.training.conversations import MAX_TOKENS, Conversation
 from multidraft_research.training.heads import captured, train
 from multidraft_research.training.heads.captured import CapturedText
 from multidraft_research.training.heads.train import Plan, TrainingSettings
@@ -31,24 +31,43 @@ class Split(NamedTuple):
 
 
 def capture(
-    target: PreTrainedModel, tokenizer: Any, records: Sequence[dict[str, Any]], out: Path, max_tokens: int
+    target: PreTrainedModel,
+    tokenizer: Any,
+    records: Sequence[dict[str, Any]],
+    out: Path,
+    max_tokens: int,
+    report: Callable[[str], object] = lambda line: None,
 ) -> Split:
     """The target's states at conversations, captured now or before; at most so many tokens are trained on.
 
-    Those where the target wrote the larger part come first, as the rest has to be read for little.
+    Those where the target wrote the larger part come first, as the rest has to be read for little. `report` gets a line
+    on how many there are. Raises AdviceError where too few can be trained on.
     """
-    conversations = [captured.conversation_of(record, number, tokenizer) for number, record in enumerate(records)]
+    texts = [captured.conversation_of(record, number, tokenizer) for number, record in enumerate(records)]
+    conversations = [text for text in texts if text.trained]
     held_out = min(HELD_OUT, len(conversations) // 12)
     if not held_out:
-        raise AdviceError(f"{len(conversations)} conversations are too few: some are held out; give 12 or more")
+        raise AdviceError(too_few(len(conversations), len(texts)))
     layers = usual_layers(target.config.get_text_config(decoder=True).num_hidden_layers)
     training = limit_tokens(conversations[held_out:-held_out], max_tokens)
     parts = {"held": conversations[:held_out] + conversations[-held_out:], "training": training}
+    if not training:
+        raise AdviceError(f"no text has {max_tokens} tokens or fewer, and no more may be trained on; give more --tokens")
+    report(
+        f"{len(training)} of {len(texts)} texts, {count_tokens(training):,} tokens, are trained on; {2 * held_out} are "
+        f"held out, {len(texts) - len(conversations)} have no answer within {MAX_TOKENS} tokens"
+    )
     with tqdm(desc="states captured", unit=" tokens", total=sum(count_tokens(part) for part in parts.values())) as bar:
         for name, part in parts.items():
             for _, count in captured.capture(target, part, layers, out, name):
                 bar.update(count)
     return Split(captured.load_all(out, "training"), captured.load_all(out, "held"))
+
+
+def too_few(usable: int, texts: int) -> str:
+    """Why nothing can be trained."""
+    why = f"of {texts} texts {usable} have a token to train on within their first {MAX_TOKENS}, which are read"
+    return f"{f'{texts} conversations' if usable == texts else why}: too few, as some are held out; give 12 or more"
 
 
 def count_tokens(conversations: Sequence[Conversation]) -> int:
@@ -110,10 +129,10 @@ def train_head(
                 continue
             rates = train.acceptance(head, split.held_out, vocabulary, settings.depth)
             line = {"step": step, "tokens": tokens, "loss": round(loss, 4)} | rates
+            write(head, target, out / "head", settings.depth)  # before the log says so: a kill may come between
             with (out / "log.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")
             report(line)
-            write(head, target, out / "head", settings.depth)
             yield head
 
 

@@ -1,6 +1,5 @@
 """Text that a target writes for training a head: users' turns that it makes up, and its answers."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from multidraft.io import journal
 from multidraft.models.compat import home
 from multidraft_research.training.heads.captured import common_prefix, with_template
 from multidraft_research.training.writing import MAX_ANSWER_TOKENS, MAX_TURN_TOKENS, TEMPERATURES
@@ -21,13 +21,14 @@ def write(model: PreTrainedModel, tokenizer: Any, out: Path, tokens: int, seed: 
     Users' turns are written at T = 1, answers at T = 0, 0.7 and 1 by turns. A target without a chat template continues
     the empty text instead. Lines that are there stay, so a run that was stopped goes on.
     """
-    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+    lines, _ = journal.read_lines(out, "the text") if out.exists() else ([], b"")  # a torn last line is cut off
+    records, writer = journal.read_records(lines, out), journal.Writer(out, journal.size_of(lines))
     count = sum(record["tokens"] for record in records)
     while count < tokens:
         torch.manual_seed(seed * 1_000_003 + len(records))
         new_records = write_batch(model, tokenizer, len(records))
-        with out.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(record) + "\n" for record in new_records))
+        for record in new_records:
+            writer.write(record)
         records += new_records
         count += sum(record["tokens"] for record in new_records)
         yield count

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from multidraft.errors import AdviceError
 from multidraft.models import compat
 from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings, drafters
 from multidraft.models.heads.configuration import usual_layers
+from multidraft_research.training.conversations import logits_of
 from multidraft_research.training.descent import Descent, autocast, schedule
 from multidraft_research.training.heads.captured import CapturedText
 from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
@@ -99,12 +101,41 @@ def new_head(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: 
             part[-1].weight.data = rows.float().clone()
             nn.init.zeros_(part[0].linear.weight)
         return head
-    body: Any = compat.body(target)[1]
     embedding: Any = target.get_input_embeddings()
     head.embed_tokens.weight = nn.Parameter(embedding.weight.detach(), requires_grad=False)
     head.lm_head.weight = nn.Parameter(rows.float(), requires_grad=False)
-    head.norm.weight.data = NORM_SCALE * body.norm.weight.detach().float()
+    head.norm.weight.data = NORM_SCALE * output_scale(target) * norm_weight(compat.body(target)[1]).float()
     return head
+
+
+@torch.no_grad()
+def norm_weight(body: Any) -> Tensor:
+    """What the last norm multiplies by, in whatever way its family writes it: Gemma adds one."""
+    weight = body.norm.weight
+    signs = 1 - 2 * (torch.arange(len(weight), device=weight.device) % 2).to(weight.dtype)  # mean 0, mean square 1
+    return body.norm(signs[None])[0] * signs
+
+
+@torch.no_grad()
+def output_scale(target: PreTrainedModel) -> float:
+    """What the target multiplies the product with its output layer by: Granite and Cohere scale their logits."""
+    output: Any = target.get_output_embeddings()
+    row = output.weight[:1].float()
+    states = (row / row.square().sum() / 100).to(output.weight.dtype)  # whose product is too small for a cap
+    product = output(states)[0].float()
+    return float(logits_of(target, states)[0] @ product / product.square().sum())
+
+
+def check_trainable(target: PreTrainedModel, kind: str) -> None:
+    """Raise unless a head of this kind can begin as a part of a target; its laws are those of the target's forward."""
+    body, family = compat.body(target)[1], target.config.model_type
+    if "forward" in vars(target) or "forward" in vars(body):  # accelerate's
+        raise AdviceError(f"this {family} is spread over devices; load it on one to train a head for it")
+    if kind != MEDUSA and getattr(getattr(body, "norm", None), "weight", None) is None:
+        raise AdviceError(
+            f"{kind} heads begin with their target's last norm, which is not found in a {family}; train a medusa head, "
+            "or one for another family, such as llama, qwen, gemma, granite or cohere"
+        )
 
 
 def load_for_training(name: str, target: PreTrainedModel) -> tuple[Head, Vocabulary]:
@@ -150,9 +181,12 @@ def train(
             tokens += sum(len(captured_text.text.tokens) for captured_text in batch)
             if step < first:
                 continue
-            share = schedule(step, settings.steps, settings.warmup, settings.decay)
+            share, is_last = schedule(step, settings.steps, settings.warmup, settings.decay), step + 1 == settings.steps
             loss = descent.step(share, partial(accumulate, head, batch, vocabulary, settings, step))
-            if (step + 1) % STEPS_PER_CHECKPOINT == 0 or step + 1 == settings.steps or stop.is_requested:
+            if is_last:  # with no checkpoint: a run that is killed before its head is written has this step to take
+                yield step + 1, tokens, loss
+                return
+            if (step + 1) % STEPS_PER_CHECKPOINT == 0 or stop.is_requested:
                 descent.save()
             stop.check()
             yield step + 1, tokens, loss
