@@ -564,7 +564,7 @@ def test_texts_whose_answers_come_too_late_are_counted_and_all_of_them_are_an_er
     ]
     with pytest.raises(AdviceError, match="of 12 texts 0 have a token to train on within their first 1024"):
         run.capture(target, tokenizer, long, tmp_path / "none", 1000)
-    with pytest.raises(AdviceError, match="no text has 3 tokens or fewer.*give more --tokens"):
+    with pytest.raises(AdviceError, match=r"no text has 3 tokens or fewer.*give more --tokens"):
         run.capture(target, tokenizer, short, tmp_path / "few", 3)
     with pytest.raises(AdviceError, match="has states of other texts"):
         run.capture(target, tokenizer, [{"user": "b", "assistant": "other"}] * 12, tmp_path / "some", 1000)

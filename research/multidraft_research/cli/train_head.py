@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from multidraft_research.training.heads.run import Target
 
 TEXT_HELP = (
-    'JSON lines (gz), as {"user": "Name a colour.", "assistant": "Blue."}; messages or conversations for several turns; '
-    '{"text": "..."} without any.'
+    'JSON lines (gz), as {"user": "Name a colour.", "assistant": "Blue."}; messages or conversations for several '
+    'turns; {"text": "..."} without any.'
 )
 
 

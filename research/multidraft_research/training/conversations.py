@@ -85,6 +85,16 @@ def with_distributions(
     return Text(np.array(conversation.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), conversation.about)
 
 
+def common_prefix(tokens: Sequence[Any], others: Sequence[Any]) -> int:
+    """How many tokens two texts begin with alike.
+
+    >>> common_prefix([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
+    same = (index for index, (left, right) in enumerate(zip(tokens, others, strict=False)) if left != right)
+    return next(same, min(len(tokens), len(others)))
+
+
 class GivenStates(nn.Module):
     """In the place of a model's body: what it says is known."""
 

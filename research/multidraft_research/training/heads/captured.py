@@ -25,13 +25,13 @@ from multidraft.models.compat import home
 from multidraft_research.training.conversations import (
     MAX_TOKENS,
     Conversation,
+    common_prefix,
     in_fast_dtype,
     in_passes,
     with_distributions,
 )
 from multidraft_research.training.heads.turns import conversation_of_turns, turns_of
 from multidraft_research.training.texts import TEXTS_PER_SHARD, Text
-
 
 
 class CapturedText(NamedTuple):
@@ -56,7 +56,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def with_messages(record: Any, where: str) -> dict[str, Any]:
-    """A record, whose turns have the form of chat templates if there are several; raises AdviceError on what is none."""
+    """A record, several turns in the form of chat templates; raises AdviceError on what is none."""
     named = next((name for name in ("messages", "conversations") if isinstance(record, dict) and name in record), None)
     if named is not None:
         return record | {"messages": turns_of(record[named], f"{named} in {where}")}
@@ -99,16 +99,6 @@ def with_template(tokenizer: Any, user: str) -> list[int]:
     turns = [{"role": "user", "content": user}]
     text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def common_prefix(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike.
-
-    >>> common_prefix([1, 2, 3], [1, 2, 4, 5])
-    2
-    """
-    same = (index for index, (left, right) in enumerate(zip(tokens, others, strict=False)) if left != right)
-    return next(same, min(len(tokens), len(others)))
 
 
 def read_texts(

@@ -52,7 +52,7 @@ def capture(
     training = limit_tokens(conversations[held_out:-held_out], max_tokens)
     parts = {"held": conversations[:held_out] + conversations[-held_out:], "training": training}
     if not training:
-        raise AdviceError(f"no text has {max_tokens} tokens or fewer, and no more may be trained on; give more --tokens")
+        raise AdviceError(f"no text has {max_tokens} tokens or fewer, and no more are to be read; give more --tokens")
     report(
         f"{len(training)} of {len(texts)} texts, {count_tokens(training):,} tokens, are trained on; {2 * held_out} are "
         f"held out, {len(texts) - len(conversations)} have no answer within {MAX_TOKENS} tokens"

@@ -1,10 +1,9 @@
 """Conversations of several turns in tokens: every answer is trained on, with the token that ends it."""
 
-from os.path import commonprefix
 from typing import Any
 
 from multidraft.errors import AdviceError, shown
-from multidraft_research.training.conversations import MAX_TOKENS, Conversation
+from multidraft_research.training.conversations import MAX_TOKENS, Conversation, common_prefix
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 
@@ -74,7 +73,7 @@ def pieces_of(tokenizer: Any, turns: list[dict[str, str]]) -> list[tuple[str, bo
         answer = turn["content"].strip()
         if turn["role"] == "assistant" and answer:
             before = tokenizer.apply_chat_template(turns[:index], add_generation_prompt=True, tokenize=False)
-            start = whole.find(answer, max(done, len(commonprefix([before, whole]))))
+            start = whole.find(answer, max(done, common_prefix(before, whole)))
             if start >= 0:
                 pieces += [(whole[done:start], False), (answer, True)]
                 done = start + len(answer)
