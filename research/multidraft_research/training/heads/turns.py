@@ -28,7 +28,8 @@ def turn_of(message: Any, where: str) -> dict[str, str]:
     role, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(role, str) or not isinstance(content, str):
         raise AdviceError(f"{where} holds {shown(message)}; give every turn a role and a content that is text")
     return {"role": ROLES.get(role, role), "content": content}
