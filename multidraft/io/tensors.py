@@ -39,9 +39,9 @@ class Stored:
 
 
 def stored(path: Path, what: str, advice: str) -> dict[str, Stored]:
-    """The tensors of a safetensors file, or of a PyTorch file if its name ends in .bin; raises if it is neither."""
+    """The tensors of a safetensors file, or of a PyTorch file by its name; raises if it is neither."""
     try:
-        return of_pytorch(path) if path.suffix == ".bin" else of_safetensors(path)
+        return of_pytorch(path) if path.suffix in (".bin", ".pt") else of_safetensors(path)
     except Exception as error:  # a broken file can raise any kind of error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise AdviceError(f"cannot read {what} {str(path)!r} ({reason}); {advice}") from None

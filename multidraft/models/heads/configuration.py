@@ -79,6 +79,16 @@ def read_settings(folder: Path, target: PretrainedConfig) -> Settings:
     return settings
 
 
+def target_name(folder: Path) -> str | None:
+    """The name of the target that a head's files say it is for; the first EAGLE heads say none."""
+    path = folder / "config.json"
+    config = settings_in(path) if path.is_file() else {}
+    speculators = config.get("speculators_config")
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else config.get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
 def check_fits(settings: Settings, target: PretrainedConfig) -> None:
     """Raise where a head is for another target."""
     size, width, last, count = target.vocab_size, target.hidden_size, max(settings.layers), target.num_hidden_layers
@@ -197,8 +207,6 @@ def dflash(fields: dict[str, Any], count: int) -> dict[str, Any]:
 
 def medusa(fields: dict[str, Any], count: int) -> dict[str, Any]:
     """Those of Medusa heads, which read the last state alone."""
-    heads, depths = fields["medusa_num_heads"] or fields["num_heads"], ("medusa_num_layers", "num_hidden_layers")
-    if not heads:
-        raise AdviceError(f"the heads' config.json has no medusa_num_heads; {GET_FILES_AGAIN}")
+    heads, depths = fields["medusa_num_heads"] or fields["num_heads"] or 1, ("medusa_num_layers", "num_hidden_layers")
     depth = next((fields[name] for name in depths if fields[name] is not None), 1)
     return {"layers": (count,), "heads": heads, "depth": depth}

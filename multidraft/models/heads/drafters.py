@@ -18,7 +18,7 @@ from multidraft.errors import AdviceError, shown
 from multidraft.models.attention import list_slots
 from multidraft.models.compat import context, windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
-from multidraft.models.heads.files import load_head
+from multidraft.models.heads.files import WEIGHT_FILES, load_head
 from multidraft.models.heads.fused import HeadLayer, Rotary
 from multidraft.models.heads.target import target_of
 from multidraft.models.int8 import Int8Layer
@@ -35,7 +35,7 @@ Mask = Float[Tensor, "rows 1 block slots"]
 MAX_UNFUSED = 32  # passes of the target whose states wait to be fused
 HEAD_NAME = re.compile(rf"({'|'.join(KINDS)}):(.+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-HUB_FILES = ["config.json", "*.safetensors", "pytorch_model*.bin"]
+HUB_FILES = ["config.json", *WEIGHT_FILES]
 SHIPPED_HEADS = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 
 

@@ -11,12 +11,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
 from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored
-from multidraft.models.heads import MODULES, Body, Head, Settings
-from multidraft.models.heads.configuration import FOLDER_ADVICE, GET_FILES_AGAIN, read_settings
+from multidraft.models.heads import MEDUSA, MODULES, Body, Head, Settings
+from multidraft.models.heads.configuration import FOLDER_ADVICE, GET_FILES_AGAIN, MAX_MEDUSA, read_settings
 from multidraft.models.heads.target import Target, target_of
 from multidraft.models.loading import reason
 
 Weights = dict[str, Stored]
+WEIGHT_FILES = "*.safetensors", "pytorch_model*.bin", "medusa_lm_head.pt"  # the first pattern that has any
 DROPPED_WEIGHTS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # weights that inference does not need
 EMBEDDING, OUTPUT, OFFSETS, TOKENS = "embed_tokens.weight", "lm_head.weight", "d2t", "token_map"
 
@@ -29,6 +30,8 @@ def load_head(folder: Path, model: object) -> Head:
     """
     name, target = f"the head {str(folder)!r}", target_of(model)
     settings, weights = read_settings(folder, target.config), read_weights(folder)
+    if settings.kind == MEDUSA:
+        settings = replace(settings, heads=max(settings.heads, count_heads(weights)))
     if (ids := drafted_tokens(weights, target.config.vocab_size, name)) is not None:
         settings = replace(settings, drafted=len(ids))
         if settings.is_reduced:
@@ -38,6 +41,21 @@ def load_head(folder: Path, model: object) -> Head:
     check_weights(head, all_weights, weights.keys(), name)
     fill(head, all_weights, target, name)
     return head.eval()
+
+
+def count_heads(weights: Weights) -> int:
+    """How many Medusa heads there are weights of: the first published ones have five, and their config.json says two.
+
+    >>> count_heads(dict.fromkeys(["0.0.linear.weight", "0.1.weight", "1.1.weight"], None))
+    2
+    """
+    numbers = [name.split(".")[0] for name in weights]
+    count = 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
+    if count > MAX_MEDUSA:
+        raise AdviceError(
+            f"there are weights of {count} Medusa heads, and {MAX_MEDUSA} are the most; {GET_FILES_AGAIN}"
+        )
+    return count
 
 
 def empty(settings: Settings, name: str) -> Head:
@@ -51,7 +69,7 @@ def empty(settings: Settings, name: str) -> Head:
 
 def read_weights(folder: Path) -> Weights:
     """All tensors of a folder by the modules' names, from their headers; raises AdviceError where there are none."""
-    paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    paths = next(filter(None, (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)), [])
     weights: Weights = {}
     for path in paths:
         weights |= stored(path, "the weights", GET_FILES_AGAIN)

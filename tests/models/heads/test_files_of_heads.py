@@ -10,15 +10,17 @@ import pytest
 import torch
 from commands import ends_with_advice, run
 from heads import CASES, VOCABULARY, WIDTH, module_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
 from multidraft import AdviceError
+from multidraft.cli.export_head import target_of
 from multidraft.cli.models import HEADS, built_in_drafter, models_in, parse
 from multidraft.generation.inputs import as_drafter
 from multidraft.models.heads import KINDS
+from multidraft.models.heads.configuration import target_name
 from multidraft.models.heads.drafters import SHIPPED_HEADS, EagleDrafter, head
 from multidraft.models.heads.files import load_head
 from multidraft.models.heads.saving import save_head, write
@@ -94,7 +96,7 @@ def test_a_head_is_exported_with_or_without_its_output(is_whole, tmp_path, monke
     monkeypatch.setattr("multidraft.cli.export_head.load_models", lambda *_: (model, [], None))
     save_head(module_of(REDUCED), tmp_path / "head", "some/target", whole=False)
     flag = "--whole" if is_whole else "--without-output"
-    folders = ["--target", "tiny", "--out", tmp_path / "out"]
+    folders = ["--target", "copies/target", "--out", tmp_path / "out"]
     result = run("export-head", f"eagle3:{tmp_path / 'head'}", *folders, flag)
     assert result.exit_code == 0, result.output
     weights = weights_of(tmp_path / "out")
@@ -102,8 +104,47 @@ def test_a_head_is_exported_with_or_without_its_output(is_whole, tmp_path, monke
     ids = module_of(REDUCED).ids
     assert not is_whole or weights["lm_head.weight"].equal(model.lm_head.weight[ids])
     assert load_head(tmp_path / "out", model).lm_head.weight.equal(model.lm_head.weight[ids])
+    assert target_name(tmp_path / "out") == "some/target"
     ends_with_advice(run("export-head", "eagle3:smollm2", *folders), "is not an empty folder")
     ends_with_advice(run("export-head", "lookup", "--out", tmp_path / "new"), "names no draft head")
+
+
+def test_a_head_is_exported_with_its_own_target_and_no_other(tmp_path, monkeypatch):
+    """The default was smollm2's rows and name, in any head of its width."""
+    model, loaded = tiny_model("llama"), list[str]()
+    monkeypatch.setattr("multidraft.cli.export_head.load_models", lambda n, _: (loaded.append(n) or model, [], None))
+    for kind in ("eagle3", "medusa"):
+        save_head(module_of(kind), tmp_path / kind, "some/target", whole=False)
+        out, head = tmp_path / f"{kind} out", f"{kind}:{tmp_path / kind}"
+        ends_with_advice(
+            run("export-head", head, "--out", out, "--target", "smollm2"), "is for some/target, and --target"
+        )
+        assert run("export-head", head, "--out", out).exit_code == 0
+        assert target_name(out) == loaded[-1] == "some/target"
+    path = tmp_path / "eagle3" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"speculators_config": None}))
+    ends_with_advice(run("export-head", f"eagle3:{tmp_path / 'eagle3'}", "--out", tmp_path / "new"), "pass --target")
+    assert target_of("eagle3:smollm2", None, "HuggingFaceTB/SmolLM2-135M-Instruct")[0] == "smollm2"
+
+
+@pytest.mark.parametrize("form", ["safetensors", "pt"])
+def test_medusa_heads_as_they_were_published(form, tmp_path):
+    """Their config.json says two heads, and the file has all that there are; it is read as tensors and nothing else."""
+    ours, target = module_of("medusa"), tiny_model("llama")
+    published = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    weights = {name: value.clone() for name, value in ours.state_dict().items()}
+    if form == "pt":
+        torch.save(weights, tmp_path / "medusa_lm_head.pt")
+    else:
+        save_file(weights, tmp_path / "medusa.safetensors")
+    head = md.head(f"medusa:{tmp_path}", target)
+    assert head.module.settings.heads == 3
+    assert all(value.equal(head.module.state_dict()[name]) for name, value in weights.items())
+    torch.save({"0.0.linear.weight": print}, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "medusa.safetensors").unlink(missing_ok=True)
+    with pytest.raises(AdviceError, match=r"cannot read the weights .*medusa_lm_head\.pt"):
+        md.head(f"medusa:{tmp_path}", target)
 
 
 def test_original_eagle_files_are_read_as_speculators_are(tmp_path):
