@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from multidraft.engines.sglang import verify_tree
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
+    from multidraft.generation.text import text_ends
     from multidraft.judging.judgement import judge
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
@@ -32,6 +33,7 @@ __all__ = [
     "register",
     "scheme",
     "schemes",
+    "text_ends",
     "verify_tree",
 ]
 __version__ = "0.2.0"
@@ -55,6 +57,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "register": "verification.registry",
     "scheme": "verification.registry",
     "schemes": "verification.registry",
+    "text_ends": "generation.text",
     "verify_tree": "engines.sglang",
 }
 

@@ -4,6 +4,7 @@ Shards do not depend on the number of workers, each prompt has its own random nu
 So the texts equal those of one worker. The calling process writes one file per shard, in order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -50,6 +51,11 @@ class Job:
     trace: "TraceFile | None" = None
     plan: str | None = None  # in JSON; shared by several processes
     schema: str | None = None  # a JSON schema that texts must follow
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings that end a text."""
+        return self.settings.get("stop") or []
 
     @property
     def reported_settings(self) -> dict[str, Any]:
@@ -102,6 +108,12 @@ class Job:
         texts = [prompt.tokens for prompt in prompts]
         return MeasuredPair(pair.target, pair.draft, scheme(self.settings["scheme"]), self.settings["walk"], texts)
 
+    def ends(self, pair: Models) -> list[int]:
+        """The tokens that end a text."""
+        from multidraft.generation.text import text_ends
+
+        return sorted(text_ends(pair.target, pair.tokenizer, self.chat))
+
     def encoded(self, prompts: list[Prompt]) -> list[Prompt]:
         """The prompts, with their tokens filled in."""
         encode(prompts, self.models, self.chat)
@@ -109,18 +121,23 @@ class Job:
 
 
 class Texts:
-    """The texts of a batch as they grow.
+    """The texts of a batch as they grow, up to the first stop string in each.
 
     `show` prints them: a single text as it comes, several when they are done. `headings` prints each prompt first.
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", prompts: list[Prompt], show: bool = False, headings: bool = True
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        prompts: list[Prompt],
+        stops: Sequence[str],
+        show: bool = False,
+        headings: bool = True,
     ):
-        from multidraft.generation.text import IncrementalDetokenizer
+        from multidraft.generation.text import TextReader
 
         self.prompts, self.streams, self.headings = prompts, show and len(prompts) == 1, show and headings
-        self.detokenizers = [IncrementalDetokenizer(tokenizer, prompt.tokens) for prompt in prompts]
+        self.readers = [TextReader[str](tokenizer, prompt.tokens, stops) for prompt in prompts]
         self.pieces: list[list[tuple[str, str]]] = [[] for _ in prompts]  # text and kind
         if self.streams and self.headings:
             terminal.heading(prompts[0].id, prompts[0].text)
@@ -133,19 +150,21 @@ class Texts:
     def __call__(self, row: int, emitted: "Emitted") -> None:
         kinds = [terminal.UNDRAFTED_KIND] if emitted.kinds == ["bonus"] else emitted.kinds  # a bonus follows a draft
         for token, kind in zip(emitted.tokens, kinds, strict=True):
-            self.add(row, self.detokenizers[row].add(token), kind)
+            self.add(row, self.readers[row].add(token, kind))
 
-    def add(self, row: int, piece: str, kind: str) -> None:
-        """Add a piece to a row, and print it if the text is streamed."""
-        if piece:
-            self.pieces[row].append((piece, kind))
-            if self.streams:
-                terminal.show(piece, kind)
+    def add(self, row: int, pieces: "Sequence[tuple[str | None, str]]") -> None:
+        """Add pieces to a row, and print them if the text is streamed."""
+        for tag, piece in pieces:
+            kind = tag or (self.pieces[row][-1][1] if self.pieces[row] else terminal.UNDRAFTED_KIND)
+            if piece:
+                self.pieces[row].append((piece, kind))
+                if self.streams:
+                    terminal.show(piece, kind)
 
     def close(self) -> list[str]:
         """Add what was held back, print what is not printed yet, and return all texts."""
-        for row, reader in enumerate(self.detokenizers):
-            self.add(row, reader.close(), self.pieces[row][-1][1] if self.pieces[row] else terminal.UNDRAFTED_KIND)
+        for row, reader in enumerate(self.readers):
+            self.add(row, reader.close())
         for prompt, pieces in zip(self.prompts, self.pieces, strict=True) if self.headings else ():
             if not self.streams:
                 terminal.heading(prompt.id, prompt.text)
@@ -167,6 +186,7 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
         [prompt.tokens for prompt in texts.prompts],
         generator=[torch.Generator().manual_seed(job.seed * SEED_STRIDE + prompt.index) for prompt in texts.prompts],
         stream=texts,
+        eos_token_id=job.ends(pair),
         stop_tokenizer=pair.tokenizer,
         trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
@@ -181,7 +201,7 @@ def decode_shard(job: Job, shards: list[list[Prompt]], shard: int) -> Record:
     prompts, records = job.encoded(shards[shard]), list[Record]()
     decoding_job = job if job.plan is None else replace(job, settings=job.settings | ADOPTED_PLAN)
     for first in range(0, len(prompts), job.batch):
-        texts = Texts(job.models.tokenizer, prompts[first : first + job.batch])
+        texts = Texts(job.models.tokenizer, prompts[first : first + job.batch], job.stops)
         pairs = zip(texts.prompts, decode(job.models, decoding_job, texts)[0], strict=True)
         records += [{"id": prompt.id, "task": prompt.task, "text": text} for prompt, text in pairs]
     return {"records": records}

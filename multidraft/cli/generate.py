@@ -188,7 +188,7 @@ def decode_here(job: Job, is_conversation: bool, output: Output, models_note: st
 def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     """Print an answer in a conversation as it comes; return its text and a summary."""
     note_short_context([prompt], pair, job.settings["max_new_tokens"])
-    texts = Texts(pair.tokenizer, [prompt], show=True, headings=False)
+    texts = Texts(pair.tokenizer, [prompt], job.stops, show=True, headings=False)
     try:
         info = decode(pair, job, texts)[1]
     except KeyboardInterrupt:
@@ -201,7 +201,7 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
     """Decode all prompts; compared decoders take turns batch by batch, so that noise affects all alike."""
     from tqdm import tqdm
 
-    show_texts, texts = not output.as_json, Texts(pair.tokenizer, [])
+    show_texts, texts = not output.as_json, Texts(pair.tokenizer, [], job.stops)
     if show_texts and pair.draft is not None:
         terminal.legend()
     try:
@@ -210,10 +210,10 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
                 batch = prompts[first : first + job.batch]
                 if not first:
                     short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP_TOKENS}, trace=None)
-                    decode_each_way(pair, short, Texts(pair.tokenizer, batch), output)
-                texts = Texts(pair.tokenizer, batch, show_texts)
+                    decode_each_way(pair, short, Texts(pair.tokenizer, batch, job.stops), output)
+                texts = Texts(pair.tokenizer, batch, job.stops, show_texts)
                 report.add(batch, *decode_each_way(pair, job, texts, output))
-                texts = Texts(pair.tokenizer, [])
+                texts = Texts(pair.tokenizer, [], job.stops)
                 bar.update(len(batch))
     except KeyboardInterrupt:
         report.interrupt(texts.prompts, texts.full_texts)
@@ -229,9 +229,11 @@ def decode_each_way(
     drafted = decode(pair, job, texts)
     if not output.compare:
         return drafted, None, {}
-    plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.prompts), drafts=False), job.seed * SEED_STRIDE
+    plain, seed = (
+        decode(pair, job, Texts(pair.tokenizer, texts.prompts, job.stops), drafts=False),
+        job.seed * SEED_STRIDE,
+    )
     prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
-    chosen_keywords = {
-        name: settings for name, settings in keywords.items() if output.baselines in (name, ALL_BASELINES)
-    }
-    return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in chosen_keywords.items()}
+    settings = job.settings | {"eos_token_id": job.ends(pair)}
+    chosen = {name: k for name, k in keywords.items() if output.baselines in (name, ALL_BASELINES)}
+    return drafted, plain, {n: run_baseline(pair, prompts, settings, seed, k) for n, k in chosen.items()}

@@ -16,7 +16,7 @@ from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.options import LONE_SURROGATE
 from multidraft.errors import AdviceError
-from multidraft.generation.text import Message, encode_messages
+from multidraft.generation.text import Message, encode_messages, encode_text
 from multidraft.io import files, journal
 
 if TYPE_CHECKING:
@@ -79,15 +79,12 @@ def digest(prompts: list[Prompt]) -> str:
 
 def encode(prompts: list[Prompt], pair: "Models | Pair", chat: bool = False) -> None:
     """Fill in the prompts' tokens, with `chat` by the chat template; raise if one leaves no room for new tokens."""
-    bos = [] if pair.tokenizer.bos_token_id is None else [pair.tokenizer.bos_token_id]
     for prompt in prompts:
         if chat:
-            tokens = encode_messages(pair.tokenizer, [{"role": "user", "content": prompt.text}])
+            prompt.tokens = encode_messages(pair.tokenizer, [{"role": "user", "content": prompt.text}])
             prompt.text += "\n"  # the answer begins on a line of its own
         else:
-            # verbose=False: no warning of long prompts, which raise an error below
-            tokens = pair.tokenizer(prompt.text, verbose=False)["input_ids"]
-        prompt.tokens = tokens or bos
+            prompt.tokens = encode_text(pair.tokenizer, prompt.text)
         if not prompt.tokens:
             raise AdviceError(f"prompt {prompt.id!r} is empty; give it some text")
         check_length(prompt, pair)

@@ -287,9 +287,9 @@ def run_baseline(
 
 def transformers_settings(target: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings under transformers' names; others are off, and a pad token is set, which it requires."""
-    pad, ends = target.generation_config.pad_token_id, target.generation_config.eos_token_id
-    end = ends[0] if isinstance(ends, list) else ends or 0
-    keywords = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": end if pad is None else pad}
+    pad, ends = target.generation_config.pad_token_id, settings["eos_token_id"]
+    keywords = {"max_new_tokens": settings["max_new_tokens"], "eos_token_id": ends or None}
+    keywords |= {"pad_token_id": (ends or [0])[0] if pad is None else pad}
     if settings["temperature"] == 0:
         return keywords | {"do_sample": False}
     sampling = {

@@ -62,6 +62,7 @@ class Request:
     num_logprobs: int | None = None  # log-probabilities of emitted tokens, and of so many of the most likely ones
     num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
     padded_prompt: list[int] | None = None  # what processors and criteria see in place of the prompt
+    ends_text: Callable[[int], bool] | None = None  # gets every new token; whether the text ends with it
     index: int = 0  # among the requests of one call, for messages
     tokens: list[int] = field(default_factory=list)  # the new ones so far
     logprobs: list[Logprob] = field(default_factory=list)  # of `tokens`, if they were asked for
@@ -93,7 +94,9 @@ class Request:
         """A step's tokens up to the one that ends the row, and why it ends; raises RowFault where a criterion fails."""
         room = self.max_new_tokens - len(self.tokens)
         for count, token in enumerate(emitted.tokens[:room], 1):
-            if token in self.stop.tokens or (self.stop.criteria and self.meets_criterion(emitted.tokens[:count])):
+            ends = self.ends_text is not None and self.ends_text(token)
+            ends = ends or token in self.stop.tokens
+            if ends or (self.stop.criteria and self.meets_criterion(emitted.tokens[:count])):
                 return emitted.first(count), "stop"
         return (emitted, None) if len(emitted.tokens) < room else (emitted.first(room), "length")
 

@@ -29,8 +29,9 @@ from multidraft.errors import AdviceError
 from multidraft.generation import inputs as user_inputs
 from multidraft.generation.inputs import Prompts, as_lists, vocabulary_of
 from multidraft.generation.options import Options, signature_with_keywords
-from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_strings
+from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_searches
 from multidraft.generation.streaming import as_stream
+from multidraft.generation.text import text_ends
 from multidraft.models import compat
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import Model
@@ -115,7 +116,7 @@ def generate(
         raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
     if generation_config is not None and params is not None:
         raise AdviceError("generation_config and params are both given; use one of them")
-    ends = configs.ends_of(getattr(target_model, "generation_config", None), set())
+    ends = text_ends(target_model, options.stop_tokenizer)
     settings = configs.params_from(generation_config or params, keywords, ends)
     return generate_rows(target_model, draft, inputs, options, settings)
 
@@ -130,9 +131,9 @@ def generate_rows(
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(params.num_return_sequences or 1)]
     new_tokens = [params.new_tokens(len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, new_tokens, options, params)
-    criteria = [*(options.stopping_criteria or ()), *stop_strings(params.stop, options.stop_tokenizer)]
-    stop = Stop(frozenset(params.end_tokens), criteria, compat.home(target))
-    ends = Ends(budgets, stop, prompts, math.inf if params.max_time is None else after(params.max_time))
+    stop = Stop(frozenset(params.end_tokens), options.stopping_criteria or (), compat.home(target))
+    searches = stop_searches(params, options.stop_tokenizer, prompts)
+    ends = Ends(budgets, stop, prompts, math.inf if params.max_time is None else after(params.max_time), searches)
     samplings = row_samplings(params, ends, vocabulary_of(target), options.logits_processor or ())
     return run(target, draft, prompts, samplings, ends, options)
 
@@ -222,6 +223,7 @@ def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, 
             generators[row],
             num_logprobs=options.num_logprobs,
             padded_prompt=ends.padded_prompts[row],
+            ends_text=ends.searches[row].ends_text if ends.searches else None,
             index=row,
         )
         for row, prompt in enumerate(prompts)
@@ -304,8 +306,9 @@ def generate_sequences(
     check_prepared(prepared, torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool())
     max_new_tokens = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
     budgets = budgets_of(model, draft, prompts, max_new_tokens, options, params)
-    criteria = [*(options.stopping_criteria or ()), *stop_strings(params.stop, options.stop_tokenizer)]
-    ends = ends_from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
+    searches = stop_searches(params, options.stop_tokenizer, prompts)
+    criteria = options.stopping_criteria or ()
+    ends = ends_from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)._replace(searches=searches)
     pad = pad_token(config, ends)
     samplings = prepared_samplings(params, ends, vocabulary_of(model), options.logits_processor or ())
     measure = options.measure if config.return_dict_in_generate else False
@@ -332,7 +335,8 @@ def prepared_samplings(
 def pad_token(config: GenerationConfig, ends: Ends) -> int:
     """What fills up rows that end early; transformers has put an end of text in place of a missing one."""
     pad = getattr(config, "_pad_token_tensor", None)
-    if pad is None and len(ends.budgets) > 1 and (ends.stop.criteria or len(set(ends.budgets)) > 1):
+    may_differ = ends.stop.criteria or ends.searches or len(set(ends.budgets)) > 1
+    if pad is None and len(ends.budgets) > 1 and may_differ:
         raise AdviceError("rows may end at different lengths and nothing fills them up; pass pad_token_id")
     return -1 if pad is None else int(pad)
 

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StopStringCriteria
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
 from multidraft.decoding.request import Stop
 from multidraft.errors import AdviceError
+from multidraft.generation.text import StopSearch
+from multidraft.sampling.params import SamplingParams
 
 
 class Ends(NamedTuple):
@@ -19,17 +21,21 @@ class Ends(NamedTuple):
     stop: Stop
     padded_prompts: list[list[int]]  # what criteria and processors see before the new tokens
     deadline: float = float("inf")  # of time.monotonic(): the pass in which it falls is the last, and is kept
+    searches: Sequence[StopSearch] = ()  # for stop strings, by row, if there are any
 
 
-def stop_strings(strings: str | Sequence[str] | None, tokenizer: PreTrainedTokenizerBase | None) -> list:
-    """The criterion for stop strings, if there are any."""
-    if not strings:
+def stop_searches(
+    params: SamplingParams, tokenizer: PreTrainedTokenizerBase | None, prompts: list[list[int]]
+) -> list[StopSearch]:
+    """What looks for stop strings behind each prompt, if there are any."""
+    if not params.stop:
         return []
     if tokenizer is None:
         raise AdviceError(
             "stop strings need the tokenizer; pass it as stop_tokenizer (model.generate keeps `tokenizer` to itself)"
         )
-    return [StopStringCriteria(tokenizer, strings if isinstance(strings, str) else list(strings))]
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop
+    return [StopSearch(tokenizer, prompt, stops, params.min_new_tokens or 0) for prompt in prompts]
 
 
 def ends_from_criteria(

@@ -1,7 +1,10 @@
-"""Conversations as tokens, rendered by a model's chat template, and the text of tokens as they are generated."""
+"""What a text is: prompts and conversations as tokens, the tokens that end a text, and the text of new tokens."""
 
+import re
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from multidraft.errors import AdviceError
 
@@ -9,16 +12,55 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
+Tag = TypeVar("Tag")
 MAX_TEMPLATE_CHARACTERS = 1 << 22  # of a conversation that a template has rendered
 REPLACEMENT = "\ufffd"  # decoded from an incomplete character; a character may span several tokens
+CONTEXT_TOKENS = 8  # before a text, for its first space and character
+ANCHOR = "a"  # a text before a token
+BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
+SHOWN_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # whose letters are their own; others come behind
+HIDDEN_BYTES = [byte for byte in range(256) if byte not in SHOWN_BYTES]
+BYTE_OF_LETTER = {chr(byte): byte for byte in SHOWN_BYTES} | {chr(256 + n): byte for n, byte in enumerate(HIDDEN_BYTES)}
+QUESTION, ANSWER = "multidraft-question", "multidraft-answer"  # a conversation to render, of words that no template has
 
 
-def encode_messages(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **settings: Any) -> list[int]:
+def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool = True) -> list[int]:
+    """The tokens of a text; with `special` as the tokenizer begins one, but with one BOS where the text has its own.
+
+    An empty text is the BOS token, if there is one.
+    """
+    tokens = tokens_of(tokenizer, text, special)
+    bos = tokenizer.bos_token_id
+    if not special or bos is None:
+        return tokens
+    if tokens[:2] == [bos, bos] and len(tokens_of(tokenizer, text, False)) < len(tokens):
+        return tokens[1:]
+    return tokens or [bos]
+
+
+def tokens_of(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool) -> list[int]:
+    """The tokens of a text, without a warning of long ones, which are refused elsewhere."""
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+def encode_messages(
+    tokenizer: "PreTrainedTokenizerBase", messages: list[Message], special: bool = False, **settings: Any
+) -> list[int]:
     """A conversation as tokens, up to where the model's next answer begins; `settings` go to the template.
+
+    With `special` also those that the tokenizer adds to a text: most templates write them.
+    """
+    return encode_text(tokenizer, render(tokenizer, messages, **settings), special)
+
+
+def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **settings: Any) -> str:
+    """A conversation as text. The role `developer` is `system` for a template that does not know it.
 
     transformers renders in jinja's sandbox, which protects the machine, but does not limit the time.
     """
     settings = {"add_generation_prompt": True} | settings
+    if "developer" not in str(settings.get("chat_template") or tokenizer.chat_template):
+        messages = [m | {"role": "system"} if m.get("role") == "developer" else m for m in messages]
     try:
         text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
     except Exception as error:  # a template is a program and may raise anything
@@ -29,7 +71,78 @@ def encode_messages(tokenizer: "PreTrainedTokenizerBase", messages: list[Message
             f"the chat template makes {len(text):,} characters of the conversation; at most "
             f"{MAX_TEMPLATE_CHARACTERS:,} are read: shorten its messages"
         )
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return text
+
+
+def text_ends(model: Any, tokenizer: "PreTrainedTokenizerBase | None", chat: bool = False) -> set[int]:
+    """The tokens that end a text: the model's by its generation config, the tokenizer's, in a chat the template's.
+
+    Fine-tuned models often have only one of them right.
+    """
+    from multidraft.generation.inputs import vocabulary_of
+    from multidraft.sampling.generation_config import ends_of
+
+    ends = ends_of(getattr(model, "generation_config", None), set())
+    if tokenizer is None:
+        return ends
+    others = [tokenizer.eos_token_id, closing_token(tokenizer) if chat else None]
+    return ends | {token for token in others if token is not None and token < vocabulary_of(model)}
+
+
+def closing_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """The token that the chat template writes behind an answer; None without a template, or where it writes none.
+
+    Where it writes none behind the last answer, it is the first one behind an earlier one.
+    """
+    return closing_token_of(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else None
+
+
+@lru_cache(8)
+def closing_token_of(tokenizer: "PreTrainedTokenizerBase", template: str) -> int | None:
+    """`closing_token`; the template is the tokenizer's, which may get another one."""
+    turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    for messages in (turns, [*turns, turns[0]]):
+        try:
+            _, answer, after = render(tokenizer, messages, add_generation_prompt=False).rpartition(ANSWER)
+        except AdviceError:
+            continue
+        tokens = tokens_of(tokenizer, after, False) if answer else []
+        if closing := [token for token in tokens if is_marker(tokenizer, token)]:
+            return closing[0]
+    return None
+
+
+def is_marker(tokenizer: "PreTrainedTokenizerBase", token: int) -> bool:
+    """Whether a token is no part of the text: a special one, or one that was added, unless it is only space."""
+    text = decode(tokenizer, [token])
+    is_added = token in getattr(tokenizer, "added_tokens_decoder", ())
+    return decode(tokenizer, [token], skip_special=True) != text or (is_added and bool(text.strip()))
+
+
+def decode(tokenizer: "PreTrainedTokenizerBase", tokens: list[int], skip_special: bool = False) -> str:
+    """The text of tokens as it is, with special tokens or without."""
+    settings = {} if skip_special else {"spaces_between_special_tokens": False}
+    return str(
+        tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False, **settings)
+    )
+
+
+def token_text(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
+    """The text of a token behind others, where it keeps its first space."""
+    before = tokens_of(tokenizer, ANCHOR, False)
+    anchor, text = decode(tokenizer, before), decode(tokenizer, [*before, token])
+    return text[len(anchor) :] if text.startswith(anchor) else decode(tokenizer, [token])
+
+
+def token_bytes(tokenizer: "PreTrainedTokenizerBase", token: int) -> bytes | None:
+    """The bytes of a token that is a part of a character, by its name; None for a name of another kind.
+
+    The two kinds are those of SentencePiece, one byte each, and of GPT-2, a letter for each byte.
+    """
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    if match := BYTE_NAME.fullmatch(name):
+        return bytes.fromhex(match[1])
+    return bytes(BYTE_OF_LETTER[letter] for letter in name) if BYTE_OF_LETTER.keys() >= set(name) else None
 
 
 class IncrementalDetokenizer:
@@ -42,14 +155,14 @@ class IncrementalDetokenizer:
     generate, repeats a context that ends within a character, has no end, and takes no tokenizer written in Python.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", context: Sequence[int]):
-        self.tokenizer, self.tokens = tokenizer, list(context[-8:])
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", context: Sequence[int], skip_special: bool = True):
+        self.tokenizer, self.tokens, self.skip_special = tokenizer, list(context[-CONTEXT_TOKENS:]), skip_special
         self.text = self.decode()
         self.num_shown = len(self.text)
 
     def decode(self) -> str:
         """The text of the tokens that are kept."""
-        return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return decode(self.tokenizer, self.tokens, self.skip_special)
 
     def add(self, token: int) -> str:
         """Add a token; returns the text that it completes."""
@@ -58,8 +171,8 @@ class IncrementalDetokenizer:
         self.text = self.decode()
         num_complete = len(self.text.rstrip(REPLACEMENT))  # sentencepiece has one for each byte
         piece, self.num_shown = self.text[self.num_shown : num_complete], max(self.num_shown, num_complete)
-        if nothing_held and self.num_shown == len(self.text) and num_known > 8:  # drop tokens whose text is final
-            self.tokens = self.tokens[num_known:]
+        if piece and nothing_held and self.num_shown == len(self.text) and num_known > CONTEXT_TOKENS:
+            self.tokens = self.tokens[num_known:]  # the text of those before is final, and this one has some
             self.text = self.decode()
             self.num_shown = len(self.text)
         return piece
@@ -67,3 +180,105 @@ class IncrementalDetokenizer:
     def close(self) -> str:
         """The text that is held back, in which an incomplete character is U+FFFD."""
         return self.text[self.num_shown :]
+
+
+class StopSearch:
+    """Looks for stop strings in new text as it grows, with special tokens in it; it keeps what may be a beginning.
+
+    Before `min_tokens` nothing is looked for.
+    """
+
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", context: Sequence[int], stops: Sequence[str], min_tokens: int = 0
+    ):
+        self.detokenizer = IncrementalDetokenizer(tokenizer, context, skip_special=False)
+        self.stops, self.min_tokens, self.num_tokens = stops, min_tokens, 0
+        self.tail, self.length = "", 0  # of the text: its end, in which a stop string may begin, and its length
+
+    def add(self, token: int) -> range | None:
+        """Add a token; returns the place of the first stop string in the text, if there is one now."""
+        piece = self.detokenizer.add(token)
+        text, self.num_tokens, self.length = self.tail + piece, self.num_tokens + 1, self.length + len(piece)
+        self.tail = ""
+        if self.num_tokens <= self.min_tokens:
+            return None
+        found = [(place, len(stop)) for stop in self.stops if (place := text.find(stop)) >= 0]
+        if found:
+            place, size = min(found)
+            start = self.length - len(text) + place
+            return range(start, start + size)
+        held = max((overlap(text, stop) for stop in self.stops), default=0)
+        self.tail = text[len(text) - held :]
+        return None
+
+    def ends_text(self, token: int) -> bool:
+        """Add a token; returns whether a stop string is complete."""
+        return self.add(token) is not None
+
+
+class Span(NamedTuple):
+    """A token's text, where it ends in the text with special tokens, and what the caller keeps beside it."""
+
+    tag: Any
+    text: str
+    end: int
+
+
+class TextReader(Generic[Tag]):
+    """The text of new tokens up to the first stop string, piece by piece, each with the caller's tag of its token.
+
+    Stop strings match the text with special tokens, and pieces come without these, once no stop string can begin in
+    them. `keeps_stop` shows the stop string, too.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        context: Sequence[int],
+        stops: Sequence[str] = (),
+        min_tokens: int = 0,
+        keeps_stop: bool = False,
+    ):
+        self.detokenizer = IncrementalDetokenizer(tokenizer, context)
+        self.search = StopSearch(tokenizer, context, stops, min_tokens) if stops else None
+        self.held, self.stopped, self.keeps_stop = deque[Span](), False, keeps_stop
+
+    def add(self, token: int, tag: Tag) -> list[tuple[Tag, str]]:
+        """Add a token; returns the tags and texts that are certain now."""
+        text = self.detokenizer.add(token)
+        if self.search is None:
+            return [(tag, text)]
+        stop = self.search.add(token)
+        self.held.append(Span(tag, text, self.search.length))
+        if stop is None:
+            return self.release(self.search.length - len(self.search.tail))
+        self.stopped = True
+        return self.release(stop.stop if self.keeps_stop else stop.start)
+
+    def release(self, end: int) -> list[tuple[Tag, str]]:
+        """Release the spans up to here, and of the one in which a stop string begins what is before it."""
+        released = list[tuple[Tag, str]]()
+        while self.held and self.held[0].end <= end:
+            released.append(self.held.popleft()[:2])
+        if self.stopped and self.held:
+            tag, text, last = self.held[0]
+            kept = text[: max(len(text) - (last - end), 0)]
+            released += [(tag, kept)] if kept else []
+        return released
+
+    def close(self) -> list[tuple[Tag | None, str]]:
+        """What is held back, unless a stop string ended the text; the end of an incomplete character has no tag."""
+        if self.stopped:
+            return []
+        rest = self.detokenizer.close()
+        return [*((span.tag, span.text) for span in self.held), *([(None, rest)] if rest else [])]
+
+
+def overlap(text: str, stop: str) -> int:
+    """The length of the longest suffix of the text that is a proper prefix of the stop string.
+
+    >>> overlap("to be", "begin")
+    2
+    """
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -10,10 +10,10 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -24,7 +24,7 @@ from multidraft.decoding.metrics import Info, tally
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.decoding.request import Step, Update
-from multidraft.generation.text import IncrementalDetokenizer
+from multidraft.generation.text import REPLACEMENT, IncrementalDetokenizer, TextReader, token_bytes, token_text
 from multidraft.server import TIMEOUT_ERROR, Refused
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.calls import CallDelta, CallReader, calls_of
@@ -37,12 +37,20 @@ MIN_LOGPROB = -9999.0  # in place of minus infinity, for which JSON has no numbe
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A token, the text that it adds, and its kind: accepted, recovered, bonus or prompt."""
+class Origin(NamedTuple):
+    """The token of a piece of text, and its kind: accepted, recovered, bonus or prompt; -1 for the end of a text."""
 
     token: int
+    kind: str
+    logprob: Logprob | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token and the text that it adds."""
+
     text: str
+    token: int
     kind: str
     logprob: Logprob | None = None
 
@@ -57,54 +65,33 @@ class Choice:
 
     def __init__(self, index: int, request: EngineRequest, service: Service, body: GenerationBody):
         self.index, self.request = index, request
-        self.stops, self.min_tokens = body.stops, body.min_tokens or 0  # before which stop strings do not count
         self.calls = call_reader(body)
-        self.detokenizer = IncrementalDetokenizer(service.tokenizer, request.prompt)
-        self.pieces, self.num_tokens, self.stopped = list[Piece](), 0, False
+        self.text = TextReader[Origin](service.tokenizer, request.prompt, body.stops, body.min_tokens or 0)
+        self.num_tokens = 0
         self.finish_reason: str | None = None
         self.last_time = time.monotonic()  # of the last step
         self.has_sent, self.text_length = False, 0  # of what was sent
         self.prompt_tokens_read = 0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self.text.stopped
+
     def add(self, token: int, kind: str, logprob: Logprob | None) -> list[Piece]:
         """Take one token; return the pieces that can be sent now."""
-        self.pieces.append(Piece(token, self.detokenizer.add(token), kind, logprob))
         self.num_tokens += 1
-        text, stops = text_of(self.pieces), self.stops if self.num_tokens > self.min_tokens else ()
-        ends = [position for stop in stops if (position := text.find(stop)) >= 0]
-        self.stopped = bool(ends)
-        return self.release(min(ends) if ends else len(text) - max((overlap(text, stop) for stop in stops), default=0))
-
-    def release(self, count: int) -> list[Piece]:
-        """Release the pieces within the first `count` characters; at a stop string, also the last piece's beginning."""
-        released: list[Piece] = []
-        while self.pieces and len(self.pieces[0].text) <= count:
-            count -= len(self.pieces[0].text)
-            released.append(self.pieces.pop(0))
-        if self.stopped and count:
-            released.append(replace(self.pieces[0], text=self.pieces[0].text[:count]))
-        return released
+        return [Piece(text, *origin) for origin, text in self.text.add(token, Origin(token, kind, logprob))]
 
     def close(self) -> list[Piece]:
         """Return the held pieces, unless a stop string ended the answer."""
-        rest = self.detokenizer.close()
-        return [] if self.stopped else [*self.pieces, *([Piece(-1, rest, "recovered")] if rest else [])]
+        return [Piece(text, *(origin or Origin(-1, "recovered"))) for origin, text in self.text.close()]
 
 
 def call_reader(body: GenerationBody) -> CallReader | None:
     """What finds calls in an answer; None if the request offers no functions."""
     names = body.functions if body.tool_choice != "none" else ()
     return CallReader(names, body.is_single_call) if names else None
-
-
-def overlap(text: str, stop: str) -> int:
-    """The length of the longest suffix of the text that is a proper prefix of the stop string.
-
-    >>> overlap("to be", "begin")
-    2
-    """
-    lengths = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 class Answers:
@@ -158,7 +145,7 @@ class Answers:
         if update.prompt_logprobs is not None and getattr(self.body, "echo", False):
             reader = IncrementalDetokenizer(self.service.tokenizer, [])
             pairs = zip_longest(choice.request.prompt, [None, *update.prompt_logprobs])
-            shown += [Piece(token, reader.add(token), "prompt", logprob) for token, logprob in pairs]
+            shown += [Piece(reader.add(token), token, "prompt", logprob) for token, logprob in pairs]
         if update.step is not None:
             self.count_step(choice, update.step)
             emitted = update.step.emitted
@@ -255,28 +242,36 @@ class Completion(Answers):
         return {"text": text_of(pieces), "logprobs": logprobs}
 
     def token_text(self, token: int) -> str:
-        """The text of a token by itself."""
-        return str(self.service.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        """The text of a token behind others."""
+        return token_text(self.service.tokenizer, token)
 
-    def token_logprobs(self, piece: Piece) -> tuple[str, float | None, list[tuple[str, float]]]:
-        """A token's text, its log-probability if known, and the requested number of most likely tokens."""
-        if piece.logprob is None:
-            return self.token_text(piece.token), None, []
-        likeliest = piece.logprob.top[: self.body.num_logprobs]
-        tops = [(self.token_text(token), max(value, MIN_LOGPROB)) for token, value in likeliest]
-        return self.token_text(piece.token), max(piece.logprob.logprob, MIN_LOGPROB), tops
+    def token_logprobs(self, logprob: Logprob) -> tuple[float, list[tuple[int, float]]]:
+        """A token's log-probability, and the requested number of most likely tokens with theirs."""
+        tops = [(token, max(value, MIN_LOGPROB)) for token, value in logprob.top[: self.body.num_logprobs]]
+        return max(logprob.logprob, MIN_LOGPROB), tops
 
     def logprobs(self, choice: Choice, pieces: list[Piece]) -> Json:
-        """Four lists with an entry per token; of top tokens with equal text only the likeliest is listed."""
+        """Four lists with an entry per token; the likeliest are a dictionary by text, or by number."""
         lists: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for piece in pieces:
             if piece.token >= 0:
-                text, logprob, tops = self.token_logprobs(piece)
-                likeliest = None if logprob is None else dict(reversed([*tops, (text, logprob)]))
-                for values, value in zip(lists.values(), (text, logprob, likeliest, choice.text_length), strict=True):
-                    values.append(value)
+                value, likeliest = None, None
+                if piece.logprob is not None:
+                    value, tops = self.token_logprobs(piece.logprob)
+                    likeliest = self.by_text({piece.token: value} | dict(tops))
+                entry = self.token_text(piece.token), value, likeliest, choice.text_length
+                for values, part in zip(lists.values(), entry, strict=True):
+                    values.append(part)
             choice.text_length += len(piece.text)
         return lists
+
+    def by_text(self, tokens: dict[int, float]) -> dict[str, float]:
+        """Log-probabilities by the texts of tokens; where texts are equal, the later ones are named as in vLLM."""
+        texts: dict[str, float] = {}
+        for token, value in tokens.items():
+            text = self.token_text(token)
+            texts[f"token_id:{token}" if text in texts else text] = value
+        return texts
 
     def draft_tree(self, pieces: list[Piece], step: Step | None) -> Json:
         """The kind of each piece, and the drafted tree: each node with its parent's index."""
@@ -325,15 +320,21 @@ class Chat(Completion):
 
     def logprobs(self, choice: Choice, pieces: list[Piece]) -> Json:
         """A list with an entry per token, each with its most likely tokens."""
-        entries = [self.token_logprobs(piece) for piece in pieces if piece.logprob is not None]
-        tops = [{"top_logprobs": [token_entry(*pair) for pair in tops]} for _, _, tops in entries]
-        pairs = zip(entries, tops, strict=True)
-        return {"content": [token_entry(text, logprob) | top for (text, logprob, _), top in pairs]}
+        entries = []
+        for piece in pieces:
+            if piece.logprob is not None:
+                logprob, tops = self.token_logprobs(piece.logprob)
+                listed = [self.token_entry(token, value) for token, value in tops]
+                entries.append(self.token_entry(piece.token, logprob, piece.text) | {"top_logprobs": listed})
+        return {"content": entries}
 
-
-def token_entry(text: str, logprob: float | None) -> Json:
-    """A token with its bytes; they are unknown where the token is part of a character."""
-    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+    def token_entry(self, token: int, logprob: float, added: str | None = None) -> Json:
+        """A token with its bytes; those of an answer's tokens, which `added` text to it, are the answer's bytes."""
+        text = self.token_text(token)
+        content = text if added is None else added.lstrip(REPLACEMENT)
+        is_part = REPLACEMENT in text  # of a character
+        known = token_bytes(self.service.tokenizer, token) if is_part else None
+        return {"token": text, "logprob": logprob, "bytes": list(content.encode() if known is None else known)}
 
 
 def sse(value: Json) -> str:

@@ -86,7 +86,7 @@ def message_of(item: Json) -> Json:
     texts = [text for text in kept if isinstance(text, str)]
     if len(texts) < len(parts):
         raise AdviceError("input has a part that is not text; send text only")
-    return {"role": "system" if role == "developer" else role, "content": "".join(texts)}
+    return {"role": role, "content": "".join(texts)}
 
 
 def response_format(text: Json | None) -> Json | None:

@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -20,8 +21,7 @@ from multidraft.decoding.batch import Updates
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, sequence_limits, vocabulary_of
-from multidraft.generation.text import encode_messages
-from multidraft.sampling.generation_config import ends_of
+from multidraft.generation.text import encode_messages, encode_text, text_ends
 from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED_ERROR, Refused
 from multidraft.server.bodies import ChatBody, CompletionBody, GenerationBody, check, sampling_of
@@ -118,7 +118,6 @@ class Service:
         self.update_queues: WeakSet[asyncio.Queue[tuple[int, Update]]] = WeakSet()  # one per running request
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
         self.vocabulary = vocabulary_of(engine.target)
-        self.end_tokens = set(ends_of(getattr(engine.target, "generation_config", None), set()))  # of an answer
         contexts = [self.limits.context, context_of(engine.target)]
         self.context = min((context for context in contexts if context is not None), default=None)  # of a sequence
 
@@ -165,10 +164,13 @@ class Service:
         return text
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; for an empty one the BOS token, if there is one."""
-        tokens = self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-        start = self.tokenizer.bos_token_id
-        return list(tokens) or ([start] if special and start is not None else [])
+        """The tokens of a text."""
+        return encode_text(self.tokenizer, text, special)
+
+    @cached_property
+    def ends(self) -> dict[bool, set[int]]:
+        """The tokens that end an answer: of a text that is continued, and (True) in a chat."""
+        return {chat: text_ends(self.engine.target, self.tokenizer, chat) for chat in (False, True)}
 
     def encode_chat(self, messages: list[dict[str, Any]], **settings: Any) -> list[int]:
         """The tokens of messages, formatted by the chat template."""
@@ -229,7 +231,8 @@ class Service:
         self, body: GenerationBody, prompt: list[int], new_tokens: int, index: int, grammar: Grammar | None
     ) -> Request:
         """The engine's request for one answer; with a seed its random numbers are reproducible."""
-        end_tokens = (set() if body.ignore_eos else self.end_tokens) | set(body.stop_token_ids or ())
+        end_tokens = set() if body.ignore_eos else self.ends[isinstance(body, ChatBody)]
+        end_tokens = end_tokens | set(body.stop_token_ids or ())
         seed = secrets.randbits(62) if body.seed is None else (body.seed * SEED_STRIDE + index) % 2**63
         return Request(
             prompt,

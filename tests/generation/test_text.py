@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from multidraft.errors import AdviceError
-from multidraft.generation.text import IncrementalDetokenizer, encode_messages
+from multidraft.generation.text import IncrementalDetokenizer, StopSearch, TextReader, encode_messages
 from multidraft.zoo import load_pair
 
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -69,3 +69,44 @@ def test_a_character_written_in_bytes_comes_whole_and_a_first_space_stays(text):
     reader = IncrementalDetokenizer(tokenizer, [258])
     assert "".join(reader.add(1 + byte) for byte in "日".encode()[:2]) == ""
     assert reader.close() == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("stops", [["ab"], ["aab", "ba"], ["aaaaaaab"], ["b" * 30], ["<unk>", "a house"]])
+def test_a_stop_string_is_found_where_the_text_holds_it_and_little_is_kept(stops):
+    """Whatever tokens it comes in; what is kept of the text is shorter than the longest stop string."""
+    tokenizer, generator = llama_like(), torch.Generator().manual_seed(1)
+    for _ in range(30):
+        tokens = (torch.tensor([98, 99, 0, 257, 259, 260])[torch.randint(6, (80,), generator=generator)]).tolist()
+        search, reader, shown = StopSearch(tokenizer, [258], stops), TextReader(tokenizer, [258], stops), ""
+        for count in range(1, len(tokens) + 1):
+            raw = tokenizer.decode([258, *tokens[:count]])[3:]
+            found, pieces = search.add(tokens[count - 1]), reader.add(tokens[count - 1], count)
+            shown += "".join(piece for _, piece in pieces)
+            places = [place for stop in stops if (place := raw.find(stop)) >= 0]
+            assert (found is None) == (not places)
+            assert found is None or found.start == min(places)
+            assert len(search.tail) < max(map(len, stops))
+            if places:
+                assert shown == raw[: min(places)].replace("<unk>", "")
+                assert reader.close() == []
+                break
+        else:
+            assert shown + "".join(piece for _, piece in reader.close()) == raw.replace("<unk>", "")
+
+
+def test_a_stop_string_is_matched_from_min_tokens_on_and_may_be_kept():
+    tokenizer = llama_like()
+    for keeps, expected in (False, "ab a"), (True, "ab ab"):
+        reader = TextReader(tokenizer, [260], ["b"], min_tokens=2, keeps_stop=keeps)
+        tokens = [98, 99, 257, 98, 99, 98]
+        text = "".join(piece for token in tokens for _, piece in (reader.add(token, "") if not reader.stopped else []))
+        assert text == expected
+
+
+def test_a_first_space_stays_behind_a_token_that_shows_nothing():
+    """Where the tokens before it are no longer kept."""
+    tokenizer = llama_like()
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    tokens = [260] * 10 + [tokenizer.eos_token_id, 258, 258]
+    reader = IncrementalDetokenizer(tokenizer, [260])
+    assert "".join(reader.add(token) for token in tokens) == "a" * 10 + " the the"

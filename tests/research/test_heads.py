@@ -21,6 +21,7 @@ from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
 from multidraft_research.training.heads.train import Plan, TrainingSettings
 from multidraft_research.training.small_draft import TargetProbabilities, Vocabulary
 from multidraft_research.training.texts import Text
+from templates import FAMILIES as TEMPLATES
 from tiny import tiny_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -257,6 +258,25 @@ def test_a_target_writes_text_and_goes_on_where_it_was_stopped(tmp_path, monkeyp
     assert [record["id"] for record in records] == [f"self/{n}" for n in range(len(records))]
     assert {record["temperature"] for record in records} <= {0.0, 0.7, 1.0}
     assert {len(record["user"]) for record in records} <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_answer_that_is_written_or_trained_on_ends_with_its_turn(name, monkeypatch):
+    """Where the model's configuration names no end, and the tokenizer's is another."""
+    tokenizer, closing = TEMPLATES[name].tokenizer, TEMPLATES[name].closing
+    read = captured.conversation_of({"user": "Hi", "assistant": "abc"}, 0, tokenizer)
+    assert tokenizer.convert_ids_to_tokens(read.tokens[-1]) == closing
+    written = torch.tensor([tokenizer(f"abc{closing}a", add_special_tokens=False)["input_ids"]])
+    model, ends = tiny_model("llama", vocab_size=320), list[list[int]]()
+
+    def generate(rows, eos_token_id, **_: object) -> torch.Tensor:
+        ends.append(eos_token_id)
+        return torch.cat([rows, written], 1)
+
+    monkeypatch.setattr(model, "generate", generate, raising=False)
+    [(text, _, ended)] = target_text.continue_prompts(model, tokenizer, [[5]], 9, 1.0)
+    assert (text, ended) == ("abc", True)
+    assert tokenizer.convert_tokens_to_ids(closing) in ends[0]
 
 
 def test_the_command_trains_on_text_of_the_targets_own_and_goes_on(tmp_path, monkeypatch, capsys):

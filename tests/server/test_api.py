@@ -255,7 +255,7 @@ def test_metrics_have_vllms_names_and_count_what_was_done():
 def test_an_answer_ends_at_an_end_of_text_unless_that_is_ignored_or_too_early():
     """Any token may be one; before `min_tokens` no stop string is looked for, either. Tools are shown to the model."""
     made_service, tools = toy_service(), [{"type": "function", "function": {"name": "dab"}}]
-    made_service.end_tokens = {3}
+    made_service.ends = {chat: {3} for chat in (False, True)}
     made_service.tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}ab"
     with served(made_service) as client:
         whole = complete(client, max_tokens=30, seed=5, ignore_eos=True)

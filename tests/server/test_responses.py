@@ -21,7 +21,7 @@ def client() -> Iterator[httpx2.Client]:
     models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
     toy = service(*models, letters(SIZE), prefill=4)
     toy.tokenizer.chat_template = "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{% endfor %}"
-    toy.end_tokens = {0}
+    toy.ends = {chat: {0} for chat in (False, True)}
     with served(toy) as client:
         yield client
 

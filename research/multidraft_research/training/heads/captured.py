@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
+from multidraft.generation.text import closing_token
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models import compat
 from multidraft.models.compat import home
@@ -72,7 +73,7 @@ def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conv
     `first` is the token before the first one that is trained on, `answer` where the answer begins.
     """
     is_self_written = str(record.get("id", "")).startswith("self/")
-    before, closed = [], ""
+    before = list[int]()
     if "messages" in record:
         return conversation_of_turns(record, number, tokenizer)
     if "text" in record:
@@ -80,11 +81,18 @@ def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conv
         tokens, first, answer = text_tokens, max(common_prefix(before, text_tokens), 1) - 1, max(len(before), 1)
     else:
         before, empty = with_template(tokenizer, record["user"]), with_template(tokenizer, "")
-        closed = str(tokenizer.eos_token or "") if record.get("ended", True) else ""
-        tokens = before + tokenizer(record["assistant"] + closed, add_special_tokens=False)["input_ids"]
+        closing = answer_end(tokenizer) if record.get("ended", True) else None
+        tokens = before + tokenizer(record["assistant"], add_special_tokens=False)["input_ids"]
+        tokens += [] if closing is None else [closing]
         first, answer = (common_prefix(before, empty) if is_self_written else len(before)) - 1, len(before)
     about = {"id": str(record.get("id", number)), "temperature": record.get("temperature", 1.0), "answer": answer}
     return Conversation(tokens[:MAX_TOKENS], first, answer, about)
+
+
+def answer_end(tokenizer: Any) -> int | None:
+    """The token that ends an answer: the template's, else the tokenizer's."""
+    closing: int | None = closing_token(tokenizer)
+    return tokenizer.eos_token_id if closing is None else closing
 
 
 def without_template(tokenizer: Any, text: str) -> list[int]:

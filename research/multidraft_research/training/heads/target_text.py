@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from multidraft.generation.text import text_ends
 from multidraft.io import journal
 from multidraft.models.compat import home
 from multidraft_research.training.heads.captured import common_prefix, with_template
@@ -61,8 +62,8 @@ def continue_prompts(
     model: PreTrainedModel, tokenizer: Any, prompts: list[list[int]], max_tokens: int, temperature: float
 ) -> list[tuple[str, int, bool]]:
     """What follows each prompt: text, tokens, and whether it came to its end; plain sampling without truncation."""
-    ends = tokenizer.eos_token_id
-    longest, fill = max(map(len, prompts)), 0 if ends is None else ends
+    ends = text_ends(model, tokenizer, chat=True)
+    longest, fill = max(map(len, prompts)), min(ends, default=0)
     rows = torch.tensor([[fill] * (longest - len(prompt)) + prompt for prompt in prompts], device=home(model))
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=home(model))
     drawn: dict[str, Any] = (
@@ -70,11 +71,11 @@ def continue_prompts(
         if temperature
         else {"do_sample": False}
     )
+    drawn["eos_token_id"] = sorted(ends) or None
     generate: Any = model.generate  # type: ignore[operator]  # of every causal model
-    read = generate(rows, attention_mask=mask, max_new_tokens=max_tokens, eos_token_id=ends, pad_token_id=fill, **drawn)
+    read = generate(rows, attention_mask=mask, max_new_tokens=max_tokens, pad_token_id=fill, **drawn)
     answers = []
     for new_tokens in read[:, longest:].tolist():
-        ended = ends in new_tokens
-        answer = new_tokens[: new_tokens.index(ends)] if ended else new_tokens
-        answers.append((tokenizer.decode(answer), len(answer), ended))
+        length = next((place for place, token in enumerate(new_tokens) if token in ends), len(new_tokens))
+        answers.append((tokenizer.decode(new_tokens[:length]), length, length < len(new_tokens)))
     return answers

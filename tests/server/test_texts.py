@@ -1,0 +1,185 @@
+"""What a text is: the same in Python, on the command line and in the server, for the templates of seven families."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+from commands import run
+from serving import events, served, service
+from templates import FAMILIES, Family, writer
+
+import multidraft as md
+from multidraft.cli import decode
+from multidraft.cli.models import Models
+from multidraft.generation.text import closing_token, encode_messages, encode_text, text_ends
+from multidraft.models.table import TableModel
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ANSWER, TURN = "Hi é", " user\n\nabc"
+COUNT = 30
+
+
+class World(NamedTuple):
+    """A family, a model that answers and then makes up a turn of the user's, and a server."""
+
+    family: Family
+    tokenizer: Any
+    model: TableModel
+    tokens: list[int]  # that the model writes
+    client: httpx2.Client
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def world(request) -> Iterator[World]:
+    """Everything of one family."""
+    family = FAMILIES[request.param]
+    tokenizer = family.tokenizer
+    tokens = tokenizer(f"{ANSWER}{family.closing}{TURN}", add_special_tokens=False)["input_ids"]
+    model = writer(tokenizer, tokens)
+    with served(service(model, None, tokenizer, tree="1", context=400)) as client:
+        yield World(family, tokenizer, model, tokens, client)
+
+
+def python(world: World, prompt: list[int], chat: bool = False, **settings: Any) -> list[int]:
+    """The new tokens from Python."""
+    ends = sorted(text_ends(world.model, world.tokenizer, chat))
+    settings |= {"eos_token_id": ends, "max_new_tokens": COUNT, "stop_tokenizer": world.tokenizer}
+    return md.generate(world.model, None, [prompt], **settings)[0][0].tolist()
+
+
+def command(world: World, monkeypatch, prompt: str, *options: str) -> str:
+    """The text from the command line."""
+    monkeypatch.setattr(decode, "load", lambda *_: Models(world.model, None, world.tokenizer))
+    names = ["--target", "embedded", "--draft", "none", "--max-new-tokens", COUNT]
+    result = run("generate", *names, "--prompt", prompt, "--json", *options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["records"][0]["text"]
+
+
+def post(world: World, path: str, **body: Any) -> Any:
+    """A server's answer."""
+    response = world.client.post(path, json={"model": "toy"} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def completion(world: World, prompt: str, **body: Any) -> tuple[str, str, int]:
+    """The text of a completion, why it ended, and its number of tokens; whole and streamed alike."""
+    body = {"prompt": prompt, "max_tokens": COUNT} | body
+    answer = post(world, "/v1/completions", **body)
+    parts = [event["choices"][0] for event in events(world.client, "/v1/completions", {"model": "toy"} | body)]
+    choice = answer["choices"][0]
+    assert "".join(part["text"] for part in parts) == choice["text"]
+    return choice["text"], choice["finish_reason"], answer["usage"]["completion_tokens"]
+
+
+def test_a_chat_ends_with_its_turn_wherever_it_is_held(world, monkeypatch):
+    """Where the generation config names another end, and at most the template knows the right one."""
+    tokenizer = world.tokenizer
+    prompt = encode_messages(tokenizer, MESSAGES)
+    assert tokenizer.convert_ids_to_tokens(closing_token(tokenizer)) == world.family.closing
+    tokens = python(world, prompt, chat=True)
+    assert tokens == world.tokens[: len(tokens)]
+    assert tokens[-1] == closing_token(tokenizer)
+    assert command(world, monkeypatch, "Hi", "--chat").lstrip() == ANSWER
+    answer = post(world, "/v1/chat/completions", messages=MESSAGES, max_tokens=COUNT)
+    assert (answer["choices"][0]["message"]["content"].lstrip(), answer["choices"][0]["finish_reason"]) == (
+        ANSWER,
+        "stop",
+    )
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+    assert answer["usage"]["completion_tokens"] == len(tokens)
+    (item,) = post(world, "/v1/responses", input="Hi", max_output_tokens=COUNT)["output"]
+    assert item["content"][0]["text"].lstrip() == ANSWER
+    assert post(world, "/tokenize", messages=MESSAGES)["tokens"] == prompt
+    free = post(world, "/v1/chat/completions", messages=MESSAGES, max_tokens=COUNT, ignore_eos=True)
+    assert free["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_text_that_is_continued_ends_as_model_and_tokenizer_say(world, monkeypatch):
+    has_end = world.family.closing == world.family.eos
+    text, reason, count = completion(world, "abc")
+    assert reason == ("stop" if has_end else "length")
+    assert text.lstrip().startswith(ANSWER)
+    assert (text.lstrip() == ANSWER) == has_end
+    assert command(world, monkeypatch, "abc") == text
+    assert len(python(world, encode_text(world.tokenizer, "abc"))) == count
+
+
+STOPS: dict[str, list[str]] = {
+    "a special token": ["CLOSING"],
+    "text with a special token in it": ["nowhere", "éCLOSING "],
+    "an end that begins in text": ["ser", " éCLOSING"],
+    "a character of two tokens": ["é"],
+    "two at once": ["user\n\nab", "ser"],
+    "line breaks": ["\n\n"],
+}
+
+
+@pytest.mark.parametrize("kind", STOPS)
+def test_stop_strings_match_new_text_with_special_tokens_and_show_it_without(world, monkeypatch, kind):
+    """The prompt ends in a line break, which is no part of the stop string behind it."""
+    closing, tokenizer = world.family.closing, world.tokenizer
+    stops = [stop.replace("CLOSING", closing) for stop in STOPS[kind]]
+    before = encode_text(tokenizer, "abc\n")
+    raw = tokenizer.decode([*before, *world.tokens])[len(tokenizer.decode(before)) :].partition(world.family.eos)[0]
+    raw += world.family.eos if closing == world.family.eos else ""
+    ends = [(place + len(stop), place) for stop in stops if (place := raw.find(stop)) >= 0]
+    expected = raw[: min(ends)[1] if ends else len(raw)].replace(closing, "")
+    text, reason, count = completion(world, "abc\n", stop=stops)
+    assert (text, reason) == (expected, "stop")
+    assert command(world, monkeypatch, "abc\n", *(part for stop in stops for part in ("--stop", stop))) == expected
+    assert python(world, before, stop=stops) == world.tokens[:count]
+
+
+def test_a_text_has_one_bos(world, monkeypatch):
+    """Where the tokenizer adds one, and where the text has its own, because a template has rendered it."""
+    tokenizer, bos = world.tokenizer, world.family.bos
+    rendered = str(tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True))
+    prompt = encode_messages(tokenizer, MESSAGES)
+    assert post(world, "/tokenize", prompt=rendered)["tokens"] == prompt
+    assert post(world, "/v1/completions", prompt=rendered, max_tokens=1)["usage"]["prompt_tokens"] == len(prompt)
+    assert prompt.count(tokenizer.bos_token_id) == (bos is not None)
+    plain = tokenizer("abc", add_special_tokens=False)["input_ids"]
+    for special, before in (True, [tokenizer.bos_token_id] if bos else []), (False, []):
+        assert post(world, "/tokenize", prompt="abc", add_special_tokens=special)["tokens"] == [*before, *plain]
+    heard = list[list[int]]()
+    plainly = md.generate
+    monkeypatch.setattr(md, "generate", lambda *a, **k: heard.append(a[2][0]) or plainly(*a, **k))
+    command(world, monkeypatch, rendered)
+    assert heard[-1] == prompt
+
+
+def test_the_bytes_of_log_probabilities_are_the_answer(world):
+    """Also where a character is two tokens; and every likely token is listed, whatever its text is."""
+    body = {"messages": MESSAGES, "max_tokens": COUNT, "logprobs": True, "top_logprobs": 5}
+    choice = post(world, "/v1/chat/completions", **body)["choices"][0]
+    entries = choice["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == choice["message"]["content"]
+    assert all(len(entry["top_logprobs"]) == 5 for entry in entries)
+    parts = [entry["bytes"] for entry in entries if "\ufffd" in entry["token"]]
+    assert parts == [[0xC3], [0xA9]]
+    answer = post(world, "/v1/completions", prompt="abc\n", max_tokens=COUNT, logprobs=5)["choices"][0]
+    lists = answer["logprobs"]
+    shown = [text for text in lists["tokens"] if text not in (world.family.closing, "\ufffd")]
+    assert "".join(shown) == answer["text"].replace("é", "")
+    assert all(
+        len(top) in (5, 6) and text in top for text, top in zip(lists["tokens"], lists["top_logprobs"], strict=True)
+    )
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none(world):
+    told = [{"role": "developer", "content": "abc"}, *MESSAGES]
+    if world.family.template.count("alternate"):
+        return
+    tokens = post(world, "/tokenize", messages=told)["tokens"]
+    assert tokens == post(world, "/tokenize", messages=[told[0] | {"role": "system"}, *MESSAGES])["tokens"]
+    assert "developer" not in world.tokenizer.decode(tokens)
+    world.tokenizer.chat_template = world.family.template + "{# developer #}"
+    assert "developer" in world.tokenizer.decode(post(world, "/tokenize", messages=told)["tokens"])
+    world.tokenizer.chat_template = world.family.template
+    answer = post(world, "/v1/responses", input=told, max_output_tokens=3)
+    assert answer["usage"]["input_tokens"] == len(tokens)
