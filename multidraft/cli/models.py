@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io.files import check_folder
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
@@ -215,10 +216,14 @@ def load_models(
     target: str, drafts: Sequence[str], loader: Loader = DEFAULT_LOADER
 ) -> "tuple[Model, list[Model], PreTrainedTokenizerBase]":
     """Load a target, draft models and their tokenizer; tokenizers first, because they are small and often wrong."""
+    import torch
+
     from multidraft.generation.inputs import check_vocabularies
+    from multidraft.models.compat import vocabulary_of
     from multidraft.models.gguf.file import LlamaTokenizer
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.loading import check_sizes, load_model, load_tokenizer
+    from multidraft.models.reader import Reader
 
     loader.check()
     silence()
@@ -230,16 +235,17 @@ def load_models(
         for path in dict.fromkeys(paths)
         if path == paths[0] or not has_partial_vocabulary(path, files.get(path))
     }
-    for path, tokenizer in tokenizers.items():
-        check_pieces(paths[0], tokenizers[paths[0]], path, tokenizer)
+    others = {path: other_pieces(paths[0], tokenizers[paths[0]], path, tokenizers[path]) for path in tokenizers}
     models: list[Model] = [
         files[path] if path in files else ready_model(load_model(path, **loader.settings), name)
         for path, name in zip(paths, [target, *drafts], strict=True)
     ]
     if paths[0] not in files:
         check_sizes(tokenizers[paths[0]], models[0], target)  # type: ignore[arg-type]  # it is a transformers model
-    for draft in models[1:]:
+    for path, draft in zip(paths[1:], models[1:], strict=True):
         check_vocabularies(models[0], draft)
+        known: Any = draft if isinstance(draft, Reader) else vocabulary_of(draft)
+        known.undrafted = torch.tensor(others[path]) if others.get(path) else None
     return models[0], models[1:], tokenizers[paths[0]]
 
 
@@ -321,17 +327,18 @@ def ready_model(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
     return model
 
 
-def check_pieces(target: str, first: "PreTrainedTokenizerBase", draft: str, second: "PreTrainedTokenizerBase") -> None:
-    """Raise unless every piece has the same ID in both tokenizers; equal sizes do not suffice."""
-    target_ids, draft_ids = first.get_vocab(), second.get_vocab()
-    if target_ids == draft_ids:
-        return
-    pieces = (p for p in target_ids.keys() | draft_ids.keys() if target_ids.get(p) != draft_ids.get(p))
-    piece = min(pieces, key=lambda p: (len(p), p))
-    raise AdviceError(
-        f"the tokenizers of {target!r} and {draft!r} differ: {piece!r} is {target_ids.get(piece, 'absent')} in the "
-        f"first and {draft_ids.get(piece, 'absent')} in the second; choose a draft model with the target's tokenizer"
-    )
+def other_pieces(
+    target: str, first: "PreTrainedTokenizerBase", draft: str, second: "PreTrainedTokenizerBase"
+) -> list[int]:
+    """The few tokens that two tokenizers name differently; raises where they are many: equal sizes do not suffice."""
+    from multidraft.models.base import other_tokens, undrafted_note
+
+    if first.get_vocab() == second.get_vocab():
+        return []
+    names = [{token: piece for piece, token in tokenizer.get_vocab().items()} for tokenizer in (first, second)]
+    tokens = other_tokens(*names, f"choose a draft model with the tokenizer of {target!r}, other than {draft!r}")
+    terminal.note(undrafted_note(tokens, *names))
+    return tokens
 
 
 def built_in_drafter(name: str, target: "Model") -> "Model":

@@ -1,5 +1,6 @@
 """What a user passes in, checked with advice and made into what the loop works on."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -19,7 +20,14 @@ from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED_TREE
 from multidraft.models import compat
-from multidraft.models.base import check_ids, check_method_names, check_sizes, hidden_layers_of
+from multidraft.models.base import (
+    check_ids,
+    check_method_names,
+    check_sizes,
+    hidden_layers_of,
+    other_tokens,
+    undrafted_note,
+)
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import HEAD_NAME, head
@@ -123,17 +131,21 @@ def as_drafter(draft: Any, target: Model) -> Model | None:
 
 
 def check_pieces(target: Model, draft: Model | None) -> None:
-    """Raise where two GGUF models name a token differently: that their sizes are equal proves nothing."""
-    if not isinstance(target, GGUF) or not isinstance(draft, GGUF):
+    """Raise where two GGUF models name many tokens differently: that their sizes are equal proves nothing.
+
+    A few that differ are never drafted.
+    """
+    for drafter in draft.drafters if isinstance(draft, Reader) else ():
+        check_pieces(target, drafter)
+    if not isinstance(target, GGUF) or not isinstance(draft, GGUF) or not draft.weights.pieces:
         return
     ids, pieces = draft.weights.tokens.target_ids, target.weights.pieces
     pieces = tuple(pieces[token] for token in ids) if ids and pieces else pieces
-    for token, names in enumerate(zip(pieces, draft.weights.pieces, strict=False)):
-        if names[0] != names[1] and all(names):
-            raise AdviceError(
-                f"the vocabularies of target and draft differ: token {token} is {names[0]!r} in the first and "
-                f"{names[1]!r} in the second; choose a draft model that has the target's tokenizer"
-            )
+    if pieces and pieces != draft.weights.pieces:
+        names = [{token: name for token, name in enumerate(side) if name} for side in (pieces, draft.weights.pieces)]
+        if (tokens := other_tokens(*names)) and draft.undrafted is None:
+            warnings.warn(undrafted_note(tokens, *names), stacklevel=3)
+        draft.undrafted = torch.tensor(tokens) if tokens else None
 
 
 def check_compiles(*models: Model | None) -> None:

@@ -1,6 +1,6 @@
 """Answers of models and their checks, and how the tokens of a draft model stand for the target's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from multidraft.verification.distributions import described, has_values
 # Two vocabularies of one tokenizer may differ by so many tokens, or by this share: families pad to multiples of 64 to
 # 512, and the vocabularies of two tokenizers differ by far more.
 MAX_PADDING, MAX_PADDING_SHARE = 1024, 0.02
+MAX_OTHER_TOKENS_SHARE = 0.02  # of two tokenizers' tokens, that may have another name in each
+USE_SAME_TOKENIZER = "choose a draft model that has the target's tokenizer"
 MAX_CHUNK_TOKENS = 512  # of a text in one forward pass: bounds the memory of the attention mask
 
 
@@ -77,6 +79,9 @@ def answers(model: Any, answer: Any, shape: tuple[int, int] | None = None) -> li
         return [part for pair in zip(drafters, answer, strict=True) for part in answers(*pair, shape)]
     logits, ids = answer if isinstance(answer, Scores) else (answer, model.ids)
     check_logits(model, logits, shape or (None, None))
+    if model.undrafted is not None and not isinstance(answer, Scores):
+        columns = upload(model.undrafted, logits.device)
+        logits = logits.index_fill(-1, columns[columns < logits.shape[-1]], -torch.inf)
     if ids is not None and not (isinstance(ids, Tensor) and has_values(ids) and ids.dtype == torch.int64):
         raise AdviceError(f"{described_model(model)} has ids that are {described(ids)}; make them an int64 tensor")
     if ids is not None and ids.shape not in (logits.shape, logits.shape[-1:]):
@@ -148,6 +153,7 @@ class Vocabulary:
         self.places: dict[int, int] | None = None
         self.ids: Int[Tensor, " columns"] | None = None
         self.target_ids = copy(target_ids)
+        self.undrafted: Int[Tensor, " tokens"] | None = None  # the target has others in their places
         if target_ids is None:
             return
         is_list = isinstance(target_ids, list | tuple) and all(is_integer(token) and token >= 0 for token in target_ids)
@@ -185,6 +191,30 @@ def check_sizes(target: int, draft: int, is_reduced: bool = False) -> None:
             f"the target has {target} tokens and the draft {draft}; the two need one tokenizer, "
             "so choose a draft model of the target's family"
         )
+
+
+def other_tokens(target: Mapping[int, str], draft: Mapping[int, str], use: str = USE_SAME_TOKENIZER) -> list[int]:
+    """The tokens that two tokenizers name differently, by number: few, as where special ones were renamed or added.
+
+    Raises AdviceError where they are more than 2 % of all: then these are two tokenizers.
+    """
+    if target == draft:
+        return []
+    tokens = sorted(token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token))
+    if len(tokens) > MAX_OTHER_TOKENS_SHARE * max(len(target), len(draft)):
+        first, second = (repr(names[tokens[0]]) if tokens[0] in names else "absent" for names in (target, draft))
+        raise AdviceError(
+            f"the vocabularies of target and draft differ: token {tokens[0]} is {first} in the first and {second} in "
+            f"the second, and {len(tokens) - 1} others differ; {use}"
+        )
+    return tokens
+
+
+def undrafted_note(tokens: list[int], target: Mapping[int, str], draft: Mapping[int, str]) -> str:
+    """What a user is told of tokens that are not drafted."""
+    first, second = target.get(tokens[0], "absent"), draft.get(tokens[0], "absent")
+    what = f"{len(tokens)} of the draft's tokens are not the target's" if len(tokens) > 1 else "one token differs"
+    return f"{what} (token {tokens[0]} is {first!r} there, and {second!r} in the draft): never drafted"
 
 
 def closed_up(staying: Sequence[int]) -> list[int]:

@@ -63,7 +63,7 @@ class CausalLM(Reader):
         self.model = self.source = model
         self.device, self.dtype = compat.home(model), model.dtype  # for which a model looks through its weights
         self.tokens = compat.vocabulary_of(model)
-        self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
+        self.vocabulary, self.ids, self.undrafted = self.tokens.size, self.tokens.ids, self.tokens.undrafted
         self.context = compat.context(config)
         self.windows = compat.windows(config)
         self.output_layers, self.width = tuple(hidden_layers), config.hidden_size

@@ -78,6 +78,7 @@ class Reader(ABC):
     context: int | None = None  # the largest number of tokens in a sequence; None means no limit
     device: torch.device = torch.device("cpu")  # where logits are returned
     ids: Int[Tensor, " columns"] | None = None  # the target's token of each column; None where column c is token c
+    undrafted: Int[Tensor, " tokens"] | None = None  # columns that are never drafted: the target has other tokens there
     cost: Cost = "pass"
     drafters: "Sequence[Reader]" = ()  # that a drafter is made of
     generation_config: Any = None  # where a text ends, and how tokens are drawn unless somebody says otherwise

@@ -52,7 +52,7 @@ class Paths(Reader):
         compat.check_supported(model)
         self.model = model
         self.source, self.device, self.tokens = model, compat.home(model), compat.vocabulary_of(model)
-        self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
+        self.vocabulary, self.ids, self.undrafted = self.tokens.size, self.tokens.ids, self.tokens.undrafted
         self.context, self.continues = compat.context(compat.text_config(model)), compat.continues(model)
         self.memory_name = next(name for name in compat.MEMORIES if name in compat.called(model))
 

@@ -129,3 +129,16 @@ def test_smollm2_is_read_by_ik_llama_cpp_unless_drafts_need_another_engine(monke
     assert names.default_engine(*arguments) == engine
     monkeypatch.setattr("multidraft.models.gguf.ik_llama.reason_against_package", lambda: "it is missing")
     assert names.default_engine(*arguments) is None
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_draft_whose_special_token_was_renamed_is_taken_and_said(pair: Path, tmp_path: Path):
+    """As ChatML fine-tunes and R1's distillations do."""
+    draft = shutil.copytree(pair / "draft", tmp_path / "draft")
+    for path in draft.glob("*.json"):
+        path.write_text(path.read_text().replace("<|endoftext|>", "<|im_end|>"))
+    call = ["generate", "--target", pair / "target", "--prompt", "the old house", "--tree", "2x1", "--temperature", 0]
+    taken, plain = (run(*call, "--draft", name, "--json", "--max-new-tokens", 8) for name in (draft, "none"))
+    assert "one token differs (token 0 is '<|endoftext|>' there, and '<|im_end|>' in the draft): never" in taken.stderr
+    texts = [json.loads(ran.stdout)["records"][0]["text"] for ran in (taken, plain)]
+    assert texts[0] == texts[1]

@@ -16,7 +16,7 @@ from serving import served, service
 import multidraft as md
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.errors import AdviceError
-from multidraft.models.ensemble import Mixture
+from multidraft.models.ensemble import Mixture, SideBySide
 from multidraft.models.gguf import file, memory
 from multidraft.models.gguf.file import LlamaTokenizer
 from multidraft.models.ngram import NGram
@@ -143,18 +143,32 @@ def test_plans_tell_files_apart():
     assert known[0] == known[2] != known[1]
 
 
-def test_vocabularies_are_compared_token_by_token(tmp_path):
+@pytest.mark.parametrize("count", [1, 100])
+def test_vocabularies_are_compared_token_by_token(count, tmp_path):
+    """A few that are swapped are never drafted; many are two tokenizers."""
     tokenizer = load_pair().tokenizer
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     words = state["model"]["vocab"]
-    first, second = (next(word for word, token in words.items() if token == place) for place in (40, 41))
-    words[first], words[second] = words[second], words[first]
+    names = {token: word for word, token in words.items()}
+    for place in range(40, 40 + 2 * count, 2):
+        words[names[place]], words[names[place + 1]] = place + 1, place
     tokenizer._tokenizer = tokenizer.backend_tokenizer.from_str(json.dumps(state))
     to_gguf.write(load_pair().draft, tmp_path / "other.gguf", "f16", tokenizer)
     call = ["generate", "--target", pair_files()[0], "--draft", tmp_path / "other.gguf", "--prompt", "a"]
-    ends_with_advice(run(*call), "differ")
-    with pytest.raises(AdviceError, match="the vocabularies of target and draft differ: token 40 is"):
-        md.generate(pair()[0], md.GGUF(tmp_path / "other.gguf"), [[1, 2]])
+    call += ["--max-new-tokens", "4", "--temperature", "0"]
+    draft = md.GGUF(tmp_path / "other.gguf")
+    if count > 1:
+        ends_with_advice(run(*call), "differ: token 40 is")
+        with pytest.raises(AdviceError, match="the vocabularies of target and draft differ: token 40 is"):
+            md.generate(pair()[0], draft, [[1, 2]])
+        return
+    assert "2 of the draft's tokens are not the target's (token 40 is" in run(*call).stderr
+    expected, _ = md.generate(pair()[0], None, [[1, 2]], temperature=0, max_new_tokens=8)
+    with pytest.warns(UserWarning, match="never drafted"):
+        tokens, _ = md.generate(pair()[0], SideBySide([draft, draft]), [[1, 2]], temperature=0, max_new_tokens=8,
+                                scheme="distinct:recursive_rejection", tree="2x1")  # fmt: skip
+    assert draft.undrafted.tolist() == [40, 41]
+    assert tokens[0].equal(expected[0])
 
 
 def test_broken_files_get_one_line(tmp_path, monkeypatch):

@@ -14,8 +14,9 @@ from torch import Tensor
 import multidraft as md
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
-from multidraft.models.base import Vocabulary, check_sizes
-from multidraft.models.ensemble import LookupThenModel, SideBySide, spread
+from multidraft.models.base import Vocabulary, check_sizes, other_tokens
+from multidraft.models.compat import vocabulary_of
+from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.loading import load_model
 from multidraft.models.ngram import Lookup
@@ -49,6 +50,15 @@ class Reduced(TableModel):
         return Reduced(self.conditional, self.vocabulary)
 
 
+class Undrafting(TableModel):
+    """A draft model whose token 1 is another than the target's."""
+
+    undrafted = torch.tensor([1])
+
+    def new(self, capacity: int) -> "Undrafting":
+        return Undrafting(self.conditional, self.vocabulary)
+
+
 class Cut(TableModel):
     """Wrong: a target cut to what the draft model has as well."""
 
@@ -64,12 +74,13 @@ def error_after_two_steps(name: str, walk: str, target: TableModel, draft: Table
     return law_error(target, draft, [prompt], config_of(name, "2", walk), lambda tokens: truth((prompt, *tokens)), 2)
 
 
-SMALL = Reduced(random_table(2, 2, 2), 2)
+SMALL, UNDRAFTING = Reduced(random_table(2, 2, 2), 2), Undrafting(random_table(3, 2, 2), 3)
+CASES = [(3, table(2, 2), 2), (2, table(3, 2), 1), (3, SMALL, 1), (3, UNDRAFTING, 1)]
 
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize(("size", "draft", "prompt"), [(3, table(2, 2), 2), (2, table(3, 2), 1), (3, SMALL, 1)])
+@pytest.mark.parametrize(("size", "draft", "prompt"), CASES)
 def test_two_steps_have_the_target_law(name, walk, size, draft, prompt):
     """After a prompt, and in the second step after a first one, that only the target can read."""
     assert error_after_two_steps(name, walk, table(size, 1), draft, prompt) <= EXACT
@@ -138,6 +149,60 @@ def test_it_goes_along_with_others(reader: tuple[Reader, float]):
     assert law[0, 1].nonzero().flatten().tolist() == sorted({*IDS, 1})
     logits, looked_up = several.forward([[3]], [[-1]])
     assert (logits.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
+
+
+DRAFT_NAMES = {token: str(token) for token in range(200)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({}, []),
+        ({7: "<|im_end|>"}, [7]),
+        ({200: "<think>"}, [200]),
+        ({3: "4", 4: "3", 201: "x"}, [3, 4, 201]),
+        ({5: None}, [5]),
+        (dict.fromkeys(range(5), "y"), None),
+    ],
+)
+def test_a_few_tokens_of_other_names_are_told_and_many_refused(changes, tokens):
+    """Renamed, added, swapped, missing; five of 200 are too many."""
+    target = {token: name for token, name in (DRAFT_NAMES | changes).items() if name is not None}
+    if tokens is None:
+        with pytest.raises(AdviceError, match="token 0 is 'y' in the first and '0' in the second, and 4 others differ"):
+            other_tokens(target, DRAFT_NAMES)
+    else:
+        assert other_tokens(target, DRAFT_NAMES) == tokens
+
+
+@pytest.mark.parametrize("drafter", ["alone", "several", "mixture", "after look-up"])
+def test_tokens_of_other_names_are_never_drafted(drafter):
+    """Not even the draft's likeliest ones; the output stays the target's."""
+    target, draft = tiny_model("llama"), deepcopy(tiny_model("qwen2"))
+    kinds = {
+        "alone": lambda: draft,
+        "several": lambda: SideBySide([draft, draft]),
+        "mixture": lambda: Mixture([draft, draft]),
+        "after look-up": lambda: LookupThenModel([Lookup(VOCABULARY), CausalLM(draft)]),
+    }
+    scheme = "distinct:recursive_rejection" if drafter == "several" else "anchored:lorenz"
+    settings = dict(temperature=0, max_new_tokens=16, tree="3x2x1", scheme=scheme)
+
+    def drafted() -> tuple[list[list[int]], set[int]]:
+        trees = list[dict]()
+        rows, _ = md.generate(target, kinds[drafter](), [[1, 2, 3], [5, 9]], trace=trees.append, **settings)
+        steps = [record for record in trees if record["record"] == "step"]
+        nodes = [node for step in steps for node in step["nodes"]]
+        return [row.tolist() for row in rows], {token for node in nodes for token in node.get("drafted", ())}
+
+    plain, _ = md.generate(target, None, [[1, 2, 3], [5, 9]], temperature=0, max_new_tokens=16)
+    before, tokens = drafted()
+    vocabulary_of(draft).undrafted = torch.tensor(sorted(tokens)[::2])
+    after, others = drafted()
+    assert before == after == [row.tolist() for row in plain]
+    copied = {token for row in [*after, [1, 2, 3, 5, 9]] for token in row} if drafter == "after look-up" else set()
+    assert others
+    assert copied.issuperset(others.intersection(sorted(tokens)[::2]))
 
 
 @pytest.mark.parametrize("ids", [[], [1, 2], [1, 1, 2], [1, 2, -3], [1, 2, "x"], "abc", [1, 2, 3.5], 7])
