@@ -335,9 +335,9 @@ def other_pieces(
 
     if first.get_vocab() == second.get_vocab():
         return []
-    names = [{token: piece for piece, token in tokenizer.get_vocab().items()} for tokenizer in (first, second)]
-    tokens = other_tokens(*names, f"choose a draft model with the tokenizer of {target!r}, other than {draft!r}")
-    terminal.note(undrafted_note(tokens, *names))
+    ours, theirs = ({token: piece for piece, token in side.get_vocab().items()} for side in (first, second))
+    tokens = other_tokens(ours, theirs, f"choose a draft model with the tokenizer of {target!r}, other than {draft!r}")
+    terminal.note(undrafted_note(tokens, ours, theirs))
     return tokens
 
 

@@ -142,9 +142,10 @@ def check_pieces(target: Model, draft: Model | None) -> None:
     ids, pieces = draft.weights.tokens.target_ids, target.weights.pieces
     pieces = tuple(pieces[token] for token in ids) if ids and pieces else pieces
     if pieces and pieces != draft.weights.pieces:
-        names = [{token: name for token, name in enumerate(side) if name} for side in (pieces, draft.weights.pieces)]
-        if (tokens := other_tokens(*names)) and draft.undrafted is None:
-            warnings.warn(undrafted_note(tokens, *names), stacklevel=3)
+        sides = pieces, draft.weights.pieces
+        ours, theirs = ({token: name for token, name in enumerate(side) if name} for side in sides)
+        if (tokens := other_tokens(ours, theirs)) and draft.undrafted is None:
+            warnings.warn(undrafted_note(tokens, ours, theirs), stacklevel=3)
         draft.undrafted = torch.tensor(tokens) if tokens else None
 
 
