@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, kind_of
-from multidraft.autotune.limits import Limits
+from multidraft.autotune.limits import FIXED_TREE, Limits
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
     MIN_STEPS,
@@ -54,7 +54,8 @@ class Auto(Growing):
 
     The policy uses a profile, corrected by a moving average of this run's verdicts. `budget` is the seconds of steps
     that may be timed. With a budget of 0 it reads no clock, so that a seed repeats a run; a pair without a plan then
-    has the prior's costs.
+    has the prior's costs. Rows with a seed of their own always draft the same shape: what was timed or learnt, and
+    other rows, must not change their tokens.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class Auto(Growing):
         self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
         self.max_drafts, self.draft_counts = MAX_DRAFTS, range(1, MAX_DRAFTS + 1)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
-        tree = LOOKUP_TREE if kind == "lookup" else MODEL_TREE
-        first_tree = tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
-        self.without_drafts, self.first_tree = StaticTree(NO_DRAFTS), StaticTree(first_tree)  # timed first
+        self.without_drafts = StaticTree(NO_DRAFTS)
+        self.first_tree = StaticTree(within(limits, LOOKUP_TREE if kind == "lookup" else MODEL_TREE))  # timed first
+        self.seeded_tree = StaticTree(within(limits, Tree.parse(FIXED_TREE)))
         self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
         self.trees: list[TokenTree] = []
         self.costs: Costs | None = None  # that the current prices come from
@@ -177,17 +178,31 @@ class Auto(Growing):
             self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
-        """The nodes that the draft model reads, by the tree in use."""
-        self.trees = trees
+        """The nodes that the draft model reads, by the tree in use; a model that some rows ask answers them all."""
+        self.trees, seeded = trees, [tree for tree in trees if tree.is_seeded]
+        if not seeded:
+            return self.plan_unseeded(trees, depth)
+        unseeded = [tree for tree in trees if not tree.is_seeded]
+        others = iter(self.plan_unseeded(unseeded, depth).nodes if unseeded else ())
+        fixed = iter(self.seeded_tree.plan(seeded, depth).nodes)
+        return Plan([next(fixed if tree.is_seeded else others, []) for tree in trees])
+
+    def plan_unseeded(self, trees: list[TokenTree], depth: int) -> Plan:
+        """The same for rows without a seed."""
         return super().plan(trees, depth) if self.timed_tree is None else self.timed_tree.plan(trees, depth)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts by node, by the tree in use."""
-        return super().counts(trees, depth) if self.timed_tree is None else self.timed_tree.counts(trees, depth)
+        unseeded = [tree for tree in trees if not tree.is_seeded]
+        policy_counts = super().counts if self.timed_tree is None else self.timed_tree.counts
+        fixed = iter(self.seeded_tree.counts([tree for tree in trees if tree.is_seeded], depth))
+        others = iter(policy_counts(unseeded, depth))
+        return [next(fixed if tree.is_seeded else others) for tree in trees]
 
     def name(self, tree: TokenTree) -> str:
         """The name of the timed tree, or of what a tree has grown to."""
-        return super().name(tree) if self.timed_tree is None else self.timed_tree.name(tree)
+        fixed = self.seeded_tree if tree.is_seeded else self.timed_tree
+        return super().name(tree) if fixed is None else fixed.name(tree)
 
     def observe(self, record: "StepRecord") -> None:
         """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
@@ -196,20 +211,29 @@ class Auto(Growing):
             return
         self.recent.observe(record, MEMORY_NODES)
         work = work_of(record.trees, self.kind)
-        self.steps_with_first_tree[self.profile.restarts, self.rows] += self.timed_tree is self.first_tree
+        is_first_tree = self.timed_tree is self.first_tree and not any(tree.is_seeded for tree in record.trees)
+        self.steps_with_first_tree[self.profile.restarts, self.rows] += is_first_tree
         self.steps_to_probe += self.is_probing and record.is_catching_up  # steps that catch up do not count
         self.prompt_reads_per_token *= not work.reads
         self.steps_without_drafts += not work.nodes
-        if self.budget:
+        self.follow_temperature(record)
+        if self.budget and not any(tree.is_seeded for tree in record.trees):
             if self.profile.known:
                 self.say_timing(self.rows)
-            self.unsaved_seconds += note(self.profile, self.temperature, record, self.kind, self.budget)
+            self.unsaved_seconds += note(self.profile, record, self.kind, self.budget)
             if self.unsaved_seconds > SAVE_SECONDS:
                 self.finish(advise=False)
         if self.costs:
             fade, tokens = math.exp(-1 / MEMORY_STEPS), sum(len(emission.tokens) for emission in record.emitted)
             self.tokens = self.tokens * fade + tokens
             self.seconds = self.seconds * fade + self.costs.seconds(work)
+
+    def follow_temperature(self, record: "StepRecord") -> None:
+        """Start from what is known of acceptance at the temperature at which most rows decode now."""
+        temperatures = Counter(temperatures_of(record))
+        if self.temperature not in temperatures and temperatures:
+            ((self.temperature, _),) = temperatures.most_common(1)
+            self.prior = self.profile.rates(self.temperature)
 
     def finish(self, advise: bool = True) -> None:
         """Write the profile; if drafts have not paid, warn once and say how to do without."""
@@ -233,11 +257,25 @@ def work_of(trees: list[TokenTree], kind: Cost) -> Work:
     return Work(len(levels), reads, max(map(len, trees)) - 1)
 
 
-def note(profile: Profile, temperature: float | int, record: "StepRecord", kind: Cost, budget: float | int) -> float:
-    """Add a step to a profile while it needs more; returns the seconds that were added."""
-    rows, tracker = len(record.trees), profile.at(temperature)
-    if tracker.nodes < MAX_LEARNT_NODES:
-        tracker.observe(record)
+def within(limits: Limits, tree: Tree) -> Tree:
+    """The tree, or the smallest one if it is larger than trees may be."""
+    return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
+
+
+def temperatures_of(record: "StepRecord") -> list[float]:
+    """The rows' temperatures, as a profile has them."""
+    return [round(float(row.sampling.temperature), 1) for row in record.scores.rows]
+
+
+def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int) -> float:
+    """Add a step to a profile while it needs more, each row's acceptance under its own temperature.
+
+    Returns the seconds that were added.
+    """
+    rows, temperatures = len(record.trees), temperatures_of(record)
+    for temperature in {*temperatures}:
+        if (tracker := profile.at(temperature)).nodes < MAX_LEARNT_NODES:
+            tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
     profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
     is_spent = bool(profile.known) and profile.spent_near(rows) >= budget
     if record.is_catching_up or is_spent or profile.is_disturbed:

@@ -119,12 +119,15 @@ class AcceptanceTracker:
         """The total weight of the nodes learnt from."""
         return float(self.weight.sum() + self.counts[1])
 
-    def observe(self, record: "StepRecord", memory: float | int = float("inf")) -> None:
-        """Learn from a step's verdicts; older ones fade by a factor e over `memory` nodes of a row."""
+    def observe(
+        self, record: "StepRecord", memory: float | int = float("inf"), rows: Sequence[int] | None = None
+    ) -> None:
+        """Learn from a step's verdicts in `rows`, all by default; older ones fade by a factor e over `memory` nodes."""
         if not any(tree.laws for tree in record.trees):  # nothing was asked, as in most steps of some runs
             return
-        visits = [[event for event in events if isinstance(event, Visit)] for events in record.events]
-        for tree, row_visits in zip(record.trees, visits, strict=True):
+        rows = range(len(record.trees)) if rows is None else rows
+        visits = [[event for event in record.events[row] if isinstance(event, Visit)] for row in rows]
+        for tree, row_visits in zip([record.trees[row] for row in rows], visits, strict=True):
             if 0 in tree.laws and tree.laws[0].known is None:
                 self.roots[class_of(tree.laws[0])] += 1
             for node, weight, verdict in row_visits:
@@ -136,7 +139,7 @@ class AcceptanceTracker:
                     self.counts += sum(accept_masses), weight * acceptance_of_known(probabilities, 1.0)[drafts]
                 elif drafts:
                     self.add((drafts, class_of(tree.laws[node])), weight, accept_masses)
-        self.fade(np.exp(-sum(map(len, visits)) / len(record.trees) / memory))
+        self.fade(np.exp(-sum(map(len, visits)) / len(visits) / memory))
 
     def add(self, cell: tuple[int, int], weight: float | int, accept_masses: list[float]) -> None:
         """Add one node; `cell` is its number of drafts and its confidence class."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from multidraft.errors import AdviceError
 
+FIXED_TREE = "2x1x1x1"  # where nothing can be chosen: the best on the average of the processors measured (docs/log.md)
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -56,7 +56,7 @@ def measure(
         policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), UNLIMITED_BUDGET, kind)
         for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
             if is_fixed:
-                note(profile, temperature, record, kind, UNLIMITED_BUDGET)
+                note(profile, record, kind, UNLIMITED_BUDGET)
             if time.monotonic() > end and profile.known:
                 break
         tick(time.monotonic() - before)

@@ -127,17 +127,23 @@ class Batch:
         return [window[0], *(window[place] for place in places[1:] if self.can_share(window[place]))]
 
     def can_share(self, request: Request) -> bool:
-        """Whether a prompt may be read beside others: one that is scored, or read before in part, is read alone."""
-        is_plain = request.num_prompt_logprobs is None and not request.is_suspect
+        """Whether a prompt may be read beside others: one that is scored, seeded, or read in part, is read alone."""
+        is_plain = request.num_prompt_logprobs is None and not request.is_suspect and not request.is_seeded
         return is_plain and not (self.prefixes.rows and self.prefixes.find(request.text[:-1])[1])
 
     def reusable(self, request: Request) -> tuple[KeptRow | None, int]:
-        """The kept row that a prompt goes on from, and how many of its tokens are not read again."""
-        is_scored = request.num_prompt_logprobs is not None and not request.was_answered
-        kept, reused = self.prefixes.find([] if is_scored else request.text[:-1])
+        """The kept row that a prompt goes on from, and how many of its tokens are not read again.
+
+        One with a seed is read from its beginning each time: in pieces of other lengths numbers are rounded otherwise.
+        """
+        is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not request.was_answered)
+        kept, reused = self.prefixes.find([] if is_whole else request.text[:-1])
         if kept is not None and hidden_layers_of(self.draft):  # a head needs the hidden states from its last token on
             reused = max(min(reused, kept.drafted) - 1, 0)
-        return (kept, reused) if reused else (None, 0)
+        if kept is None or not reused:
+            return None, 0
+        self.prefixes.use(kept)
+        return kept, reused
 
     def read(self, reading: Reading, budget: float | int) -> int:
         """Read on, and return the number of tokens; tell when the target has read all, and join when both have."""
@@ -169,7 +175,8 @@ class Batch:
             self.reused_tokens += reading.reused
             request.was_answered, request.has_ended = True, not request.max_new_tokens
             end = None if request.max_new_tokens else "length"
-            self.updates.append((request, Update(end=end, prompt_logprobs=reading.prompt_logprobs)))
+            answer = Update(end=end, prompt_logprobs=reading.prompt_logprobs, cached_tokens=reading.reused)
+            self.updates.append((request, answer))
         reading.drop_ended()
         if reading.requests and reading.scores_last:
             self.step_alone(reading)

@@ -38,7 +38,8 @@ class Drafted(NamedTuple):
 
 def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
-    trees, policy = [TokenTree([row.root], config.scheme.law.can_repeat) for row in state.rows], config.policy
+    can_repeat, policy = config.scheme.law.can_repeat, config.policy
+    trees = [TokenTree([row.root], can_repeat, is_seeded=row.random.is_seeded) for row in state.rows]
     rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})

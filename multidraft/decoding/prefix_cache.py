@@ -38,10 +38,11 @@ class PrefixCache:
     def find(self, prompt: list[int]) -> tuple[KeptRow | None, int]:
         """The row that shares the longest prefix with a prompt, and the prefix's number of tokens."""
         lengths = [common(row.tokens, prompt) for row in self.rows]
-        if not any(lengths):
-            return None, 0
-        self.rows.append(row := self.rows.pop(lengths.index(max(lengths))))
-        return row, max(lengths)
+        return (self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else (None, 0)
+
+    def use(self, used_row: KeptRow) -> None:
+        """Note that a row is used."""
+        self.rows = [row for row in self.rows if row is not used_row] + [used_row]
 
 
 def common(tokens: list[int], others: list[int]) -> int:

@@ -76,7 +76,9 @@ class Reading:
         """Whether both models have read the prompts; a draft model that rests catches up in steps that draft."""
         if self.state is None:
             return False
-        return self.config.policy.skips_draft_model or not any(self.unread_by_draft(self.state))
+        skipping = self.config.policy.skips_draft_model
+        pairs = zip(self.state.rows, self.unread_by_draft(self.state), strict=True)
+        return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
 
     @property
     def tokens_read(self) -> list[int]:

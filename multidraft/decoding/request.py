@@ -46,6 +46,7 @@ class Update:
     end: str | None = None  # "stop" at an end of text, "length" at its limit
     error: BaseException | None = None
     prompt_logprobs: list[Logprob] | None = None  # of all its tokens but the first, if they were asked for
+    cached_tokens: int | None = None  # of the prompt, in the update that says that it has been read
     prompt_tokens_read: int | None = None  # so far, in an update that comes before all are read
 
 
@@ -63,6 +64,7 @@ class Request:
     num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
     padded_prompt: list[int] | None = None  # what processors and criteria see in place of the prompt
     ends_text: Callable[[int], bool] | None = None  # gets every new token; whether the text ends with it
+    is_seeded: bool = False  # its tokens must come again: its trees depend on nothing but its own text
     index: int = 0  # among the requests of one call, for messages
     tokens: list[int] = field(default_factory=list)  # the new ones so far
     logprobs: list[Logprob] = field(default_factory=list)  # of `tokens`, if they were asked for
@@ -73,7 +75,7 @@ class Request:
     random: Randomness = field(init=False)
 
     def __post_init__(self) -> None:
-        self.random = Randomness(self.generator)
+        self.random = Randomness(self.generator, self.is_seeded)
 
     @property
     def longest(self) -> int:

@@ -45,8 +45,8 @@ class DecodeConfig:
 class Randomness:
     """A row's own stream of numbers in [0, 1) with 53 random bits: its tokens do not depend on its neighbours."""
 
-    def __init__(self, generator: torch.Generator):
-        self.generator = generator
+    def __init__(self, generator: torch.Generator, is_seeded: bool = False):
+        self.generator, self.is_seeded = generator, is_seeded  # by somebody who expects the same tokens again
         self.block: list[float] = []
         self.taken: list[list[float]] = []  # by a step that may still fail
 

@@ -81,6 +81,7 @@ class TokenTree:
     numbers: dict[int, list[float]] = field(default_factory=dict)
     places: dict[int, list[int]] = field(default_factory=dict)  # the tuples as places in the laws' ids
     read: dict[int, int] = field(default_factory=dict)  # where nodes stand among the draft model's pending tokens
+    is_seeded: bool = False  # it may depend on its own row alone
     backlog: int = 0  # kept tokens that the draft model has read in this step, before any node
     children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
     slots: dict[int, list[int]] = field(default_factory=lambda: {0: [0]})  # where nodes stand in a static shape

@@ -124,6 +124,7 @@ class SamplingParams:
     frequency_penalty: Number = setting(
         PENALTY, "The same for each time that it was generated.", make.count_penalty, off=(0,), **SERVED_ONLY
     )
+    grammar: Any = setting(check_grammar, "What the text must look like.", make.grammar_mask, transformers=None)
     top_n_sigma: Number = warper(
         Range(float, 0, 100, also={-1: "off"}),
         "Sample from tokens within n standard deviations of the largest logit.",
@@ -132,7 +133,6 @@ class SamplingParams:
         transformers=None,
         **PUBLIC_FIELD,
     )
-    grammar: Any = setting(check_grammar, "What the text must look like.", make.grammar_mask, transformers=None)
 
     # Temperature and filters
     temperature: Number = warper(
@@ -155,7 +155,11 @@ class SamplingParams:
         **PUBLIC_FIELD,
     )
     typical_p: Number = warper(
-        POSITIVE_PROBABILITY, "Sample from the most typical tokens that hold p.", "TypicalLogitsWarper", off=(1,)
+        POSITIVE_PROBABILITY,
+        "Sample from the most typical tokens that hold p.",
+        "TypicalLogitsWarper",
+        off=(1,),
+        served=FIELD_NAME,
     )
     epsilon_cutoff: Number = warper(
         CUTOFF, "Sample from tokens that are at least as likely.", "EpsilonLogitsWarper", off=(0,)

@@ -71,7 +71,7 @@ class Choice:
         self.finish_reason: str | None = None
         self.last_time = time.monotonic()  # of the last step
         self.has_sent, self.text_length = False, 0  # of what was sent
-        self.prompt_tokens_read = 0
+        self.prompt_tokens_read = self.cached_tokens = 0
 
     @property
     def stopped(self) -> bool:
@@ -120,6 +120,7 @@ class Answers:
                 if update.error is not None:
                     raise update.error
                 choice = self.choices[index]
+                choice.cached_tokens += update.cached_tokens or 0
                 if update.prompt_tokens_read is not None:
                     choice.prompt_tokens_read = update.prompt_tokens_read
                     if self.body.multidraft:
@@ -174,11 +175,12 @@ class Answers:
             )
         choice.last_time = now
 
-    def usage(self) -> dict[str, int]:
-        """The numbers of prompt tokens and emitted tokens so far."""
-        prompts = [choice.request.prompt for choice in self.choices[:: self.body.choices]]
-        prompt, new = sum(map(len, prompts)), sum(choice.num_tokens for choice in self.choices)
-        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    def usage(self) -> Json:
+        """The numbers of prompt tokens, of those among them that were read before, and of emitted tokens so far."""
+        firsts = self.choices[:: self.body.choices]  # of each prompt
+        prompt, new = sum(len(c.request.prompt) for c in firsts), sum(choice.num_tokens for choice in self.choices)
+        counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        return counts | {"prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)}}
 
 
 class Completion(Answers):

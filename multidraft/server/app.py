@@ -23,6 +23,7 @@ from multidraft.server import Refused
 from multidraft.server.answers import Chat, Completion, reply
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from multidraft.server.docs import docs_page
+from multidraft.server.fields import FIELDS, IGNORED_HEADER, header_of
 from multidraft.server.page import PAGE, html_response
 from multidraft.server.process import error_response
 from multidraft.server.responses import Responses, ResponsesBody
@@ -103,9 +104,19 @@ def add_post_route(
         content = await read_json_body(request, service.limits.body, service.limits.receive)
         return await answer(request, await service.in_worker(body_type.model_validate_json, content))
 
-    schema = {"required": True, "content": {"application/json": {"schema": body_type.model_json_schema()}}}
+    body_schema = body_type.model_json_schema()
+    for field, known in body_schema.get("properties", {}).items():
+        known.setdefault("description", FIELDS[field].about if field in FIELDS else "")
+    schema = {"required": True, "content": {"application/json": {"schema": body_schema}}}
     name = path.removeprefix("/").replace("/", "_")
     app.post(path, name=name, openapi_extra={"requestBody": schema}, response_model=None)(handle)
+
+
+def with_ignored(response: Response, names: list[str]) -> Response:
+    """A response with the names of the fields that had no effect in a header."""
+    if names:
+        response.headers[IGNORED_HEADER] = header_of(names)
+    return response
 
 
 def check_name(service: Service, name: str) -> None:
@@ -120,7 +131,8 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, body: GenerationBody, response_type: type[Completion]) -> Response:
         check_name(service, body.model)
         engine_requests = await service.in_worker(service.make_requests, body)
-        return await reply(request, response_type(service, body, engine_requests, request.scope.get("request_id", "")))
+        answers = response_type(service, body, engine_requests, request.scope.get("request_id", ""))
+        return with_ignored(await reply(request, answers), body.ignored(service.template))
 
     add_post_route(app, service, "/v1/completions", CompletionBody, partial(answer, response_type=Completion))
     add_post_route(app, service, "/v1/chat/completions", ChatBody, partial(answer, response_type=Chat))
@@ -130,7 +142,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
         chat = await service.in_worker(body.as_chat)
         engine_requests = await service.in_worker(service.make_requests, chat)
         answers = Responses(service, chat, engine_requests, request.scope.get("request_id", ""), body)
-        return await reply(request, answers)
+        return with_ignored(await reply(request, answers), body.ignored(service.template))
 
     add_post_route(app, service, "/v1/responses", ResponsesBody, respond)
 
@@ -142,12 +154,13 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise AdviceError("give either a prompt or messages")
         if body.messages is not None:
-            tokens = service.encode_chat(body.messages, add_generation_prompt=body.add_generation_prompt)
+            tokens = service.encode_conversation(body)
         else:
-            tokens = service.encode(body.prompt or "", body.add_special_tokens)
+            tokens = service.encode(body.prompt or "", body.add_special_tokens is not False)
         token_texts = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         facts = {"count": len(tokens), "max_model_len": service.context}
-        return json_response(facts | {"tokens": tokens, "token_strs": token_texts})
+        response = json_response(facts | {"tokens": tokens, "token_strs": token_texts})
+        return with_ignored(response, body.ignored(service.template))
 
     def text_of(body: DetokenizeBody) -> Response:
         if unknown := [token for token in body.tokens if token >= service.vocabulary]:

@@ -1,15 +1,11 @@
-"""The bodies of requests, and the sampling settings that they ask for.
+"""The bodies of requests, and the sampling settings that they ask for; `fields` says what becomes of every field."""
 
-Unknown fields are ignored, because clients send many. Known fields that are not supported are refused by name.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from multidraft.errors import AdviceError
 from multidraft.sampling.checks import check as check_setting
@@ -18,15 +14,19 @@ from multidraft.sampling.params import SETTINGS, SamplingParams
 from multidraft.sampling.ranges import check_stop_strings, check_tokens
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
+from multidraft.server.fields import Route, ignored_fields, with_our_names
 from multidraft.server.tools import functions_of
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Field(ge=1, lt=2**31)]
+TokenLimit = Annotated[int, Field(ge=-1, lt=2**31)]
+ALL_THE_ROOM = -1  # as a number of tokens
 LongText = Annotated[str, Field(max_length=2**20)]
 FAIL_FAST = Field(fail_fast=True)  # else a list with 100,000 wrong items would take seconds to refuse
 Tokens = Annotated[list[Token], FAIL_FAST]
 MAX_BIASES = 1024
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 SETTINGS_BY_FIELD = {known.served: name for name, known in SETTINGS.items() if known.served is not None}
 SAMPLING_FIELDS: dict[str, Any] = {
     known.served: (known.kind | None, Field(None, description=known.help))
@@ -36,21 +36,26 @@ SAMPLING_FIELDS: dict[str, Any] = {
 SamplingBody: Any = create_model("SamplingBody", __config__=ConfigDict(extra="allow"), **SAMPLING_FIELDS)
 
 
-def limit_size(biases: Any) -> Any:
-    """Raise if the dictionary has too many entries to check."""
-    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+def as_biases(biases: Any) -> Any:
+    """A dictionary, also of llama.cpp's list of pairs, where False forbids; raises if it has too many entries."""
+    if isinstance(biases, dict | list) and len(biases) > MAX_BIASES:
         raise ValueError(f"logit_bias names more than {MAX_BIASES} tokens")
+    if isinstance(biases, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in biases):
+        biases = {token if isinstance(token, int) else str(token): value for token, value in biases}
+        return {token: float("-inf") if value is False else value for token, value in biases.items()}
     return biases
 
 
-Biases = Annotated[dict[Token, float], BeforeValidator(limit_size, json_schema_input_type=dict[Token, float])]
+Biases = Annotated[dict[Token, float], BeforeValidator(as_biases, json_schema_input_type=dict[Token, float])]
 
 
 class GenerationBody(SamplingBody):
     """The fields of every request that generates text; those of sampling come from `SamplingParams`."""
 
+    route: ClassVar[Route]
+
     model: str
-    max_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
     logit_bias: Biases | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
@@ -67,6 +72,29 @@ class GenerationBody(SamplingBody):
     guided_regex: Any = Field(None, description="A regular expression, as vLLM had it.")
     guided_choice: Any = Field(None, description="Texts to choose from, as vLLM had it.")
     guided_grammar: Any = Field(None, description="A grammar in Lark's form or in llama.cpp's, as vLLM had it.")
+    regex: Any = Field(None, description="A regular expression, as SGLang has it.")
+    ebnf: Any = Field(None, description="A grammar, as SGLang has it.")
+    json_schema: Any = Field(None, description="A JSON schema, as SGLang and llama.cpp have it.")
+    grammar: Any = Field(None, description="A grammar, as llama.cpp has it.")
+    add_special_tokens: bool | None = Field(None, description="Default: true for completions, false for chats.")
+    truncate_prompt_tokens: TokenLimit | None = Field(None, description="Tokens of the prompt; -1: as many as fit.")
+    truncation_side: Literal["left", "right"] = "left"
+
+    @model_validator(mode="before")
+    @classmethod
+    def rename_fields(cls, body: Any) -> Any:
+        """Give fields the names that they have here."""
+        return with_our_names(body, cls.route) if isinstance(body, dict) else body
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that were sent."""
+        return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
+
+    def ignored(self, template: str) -> list[str]:
+        """The names of fields that have no effect."""
+        unknown = [f"stream_options.{name}" for name in self.stream_options or {} if name not in STREAM_OPTIONS]
+        return [*ignored_fields(self.given, self.route), *unknown]
 
     @property
     def stops(self) -> list[str]:
@@ -107,6 +135,8 @@ class GenerationBody(SamplingBody):
 class CompletionBody(GenerationBody):
     """A text to continue, or several, as text or as tokens."""
 
+    route = "completions"
+
     prompt: LongText | Tokens | Annotated[list[LongText], FAIL_FAST] | Annotated[list[Tokens], FAIL_FAST]
     echo: bool | None = None
     logprobs: Count | None = None
@@ -122,17 +152,56 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
 
-class ChatBody(GenerationBody):
+class Conversation(BaseModel):
+    """What a chat template is given."""
+
+    messages: Any = None
+    tools: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
+    tool_choice: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | float | None = None
+    documents: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+
+    def template_settings(self, template: str) -> dict[str, Any]:
+        """The keywords of the template; raises AdviceError on those that contradict each other, or have no effect."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise AdviceError("continue_final_message and add_generation_prompt exclude each other; leave one out")
+        if self.documents and "documents" not in template:
+            raise AdviceError("documents is not supported: the chat template does not read it; leave it out")
+        settings: dict[str, Any] = {"documents": self.documents} if self.documents else {}
+        if self.reasoning_effort is not None:
+            settings["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            settings["enable_thinking"] = False
+        settings |= self.chat_template_kwargs or {}
+        settings |= {"tools": self.tools} if self.tools and self.tool_choice != "none" else {}
+        if self.continue_final_message:
+            return settings | {"continue_final_message": True, "add_generation_prompt": False}
+        return settings | {"add_generation_prompt": self.add_generation_prompt is not False}
+
+    def unread_settings(self, template: str) -> list[str]:
+        """The names of settings that the template does not read."""
+        readers = ["reasoning_effort", *["enable_thinking"] * (self.reasoning_effort == "none")]
+        is_unread = self.reasoning_effort is not None and not any(name in template for name in readers)
+        return ["reasoning_effort"] if is_unread else []
+
+
+class ChatBody(Conversation, GenerationBody):
     """A conversation to answer."""
 
+    route = "chat"
+
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
-    max_tokens: PositiveCount | None = None
-    max_completion_tokens: PositiveCount | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    tools: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+
+    def ignored(self, template: str) -> list[str]:
+        return [*super().ignored(template), *self.unread_settings(template)]
 
     @cached_property
     def functions(self) -> dict[str, dict[str, Any]]:
@@ -148,34 +217,28 @@ class ChatBody(GenerationBody):
 
     @property
     def new_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class TokenizeBody(BaseModel):
-    """A text, or a conversation, whose tokens are asked for."""
+class TokenizeBody(Conversation):
+    """A text, or a conversation, whose tokens are asked for: those that an answer to it would begin with."""
 
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
     prompt: LongText | None = None
-    messages: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)] | None = None
     return_token_strs: bool | None = None
+
+    def ignored(self, template: str) -> list[str]:
+        """The names of fields that have no effect; raises AdviceError on one that would change a prompt."""
+        return [*ignored_fields(self.model_extra or {}, "chat"), *self.unread_settings(template)]
 
 
 class DetokenizeBody(BaseModel):
     """Tokens whose text is asked for."""
 
     tokens: Tokens
-
-
-UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give wrong answers
-    "suffix": "text is continued, not filled in",
-    "use_beam_search": "beam search has no distribution",
-    "bad_words": "use logit_bias",
-    "allowed_token_ids": "use logit_bias",
-    "logits_processors": "the server runs no code of a client's",
-    "chat_template": "the server has its own",
-}
-OFF_VALUES: tuple[Any, ...] = (None, False, "", [], {}, 0)  # values that ask for nothing
 
 
 def sampling_values(body: GenerationBody) -> dict[str, Any]:
@@ -203,7 +266,8 @@ def sampling_of(
 
 
 def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
-    """Raise on values that are out of range or not supported."""
+    """Raise on fields and values that are out of range or not supported."""
+    ignored_fields(body.given, body.route)  # raises on one that is refused
     for served, value in sampling_values(body).items():
         check_setting(SETTINGS_BY_FIELD[served], value, served)
     if body.seed is not None:
@@ -211,23 +275,11 @@ def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
     check_setting("logit_bias", body.logit_bias or {}, vocabulary=vocabulary)
     check_stop_strings("stop", body.stops)
     check_tokens("stop_token_ids", body.stop_token_ids or [], vocabulary)
-    refuse_unsupported(vars(body) | (body.model_extra or {}), UNSUPPORTED_FIELDS)
     if body.best_of not in (None, body.choices):
         raise AdviceError("best_of is not supported: all answers are returned; leave it out, and set n")
     if len(body.stops) > limits.stops:
         raise AdviceError(f"there are {len(body.stops)} stop strings; give at most {limits.stops}")
     if (body.num_logprobs or 0) > limits.logprobs:
         raise AdviceError(f"{body.num_logprobs} alternatives are too many; ask for at most {limits.logprobs}")
-    if body.min_tokens and body.new_tokens is not None and body.min_tokens > body.new_tokens:
+    if body.min_tokens and body.new_tokens not in (None, ALL_THE_ROOM) and body.min_tokens > body.new_tokens:
         raise AdviceError(f"min_tokens is {body.min_tokens}, above max_tokens {body.new_tokens}; lower it")
-
-
-def refuse_unsupported(
-    fields: Mapping[str, Any],
-    reasons: Mapping[str, str],
-    harmless: Mapping[str, Collection[Any]] = MappingProxyType({}),
-) -> None:
-    """Raise on a field that is not supported, unless its value asks for nothing, or is one of its harmless values."""
-    for name, reason in reasons.items():
-        if fields.get(name) not in (*OFF_VALUES, *harmless.get(name, ())):
-            raise AdviceError(f"{name} is not supported: {reason}; leave it out")

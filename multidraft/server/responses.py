@@ -11,24 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.errors import AdviceError, shown
 from multidraft.server.answers import Chat, Json, encode_json, text_of
-from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, PositiveCount, refuse_unsupported
+from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, PositiveCount
+from multidraft.server.fields import FIELDS, ignored_fields
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
 
 TEXT_PARTS = ("input_text", "output_text", "text")
-UNSUPPORTED_FIELDS = {
-    "previous_response_id": "nothing is stored; send the whole conversation as input",
-    "conversation": "nothing is stored; send the whole conversation as input",
-    "background": "an answer comes with its request",
-    "prompt": "there are no stored prompts; send instructions and input",
-    "include": "there is nothing more to include",
-    "tools": "tools are for /v1/chat/completions",
-    "tool_choice": "tools are for /v1/chat/completions",
-    "reasoning": "reasoning is a part of the text",
-    "truncation": "a conversation that is too long is refused",
-    "top_logprobs": "log-probabilities are for /v1/chat/completions",
-}
-HARMLESS_FIELDS = {"tool_choice": ("auto", "none"), "reasoning": ({"effort": None},), "truncation": ("disabled",)}
+SHARED_FIELDS = [  # with a chat
+    name
+    for name, field in FIELDS.items()
+    if field.fate in ("honoured", "renamed") and {"chat", "responses"} <= {*field.routes}
+]
 
 
 class ResponsesBody(BaseModel):
@@ -49,21 +42,29 @@ class ResponsesBody(BaseModel):
 
     def as_chat(self) -> ChatBody:
         """The same as the request of a chat; raises AdviceError on what is not supported."""
-        extra = self.model_extra or {}
-        refuse_unsupported(extra, UNSUPPORTED_FIELDS, HARMLESS_FIELDS)
+        given = self.given
+        ignored_fields(given, "responses")  # raises on one that is refused
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         if not items:
             raise AdviceError("input is empty; give it a text, or a message")
-        fields = {"seed": extra.get("seed"), "multidraft": extra.get("multidraft") or False}
-        fields |= {"max_completion_tokens": self.max_output_tokens, "response_format": response_format(self.text)}
-        fields |= {"temperature": self.temperature, "top_p": self.top_p, "stream": self.stream, "model": self.model}
-        return ChatBody.model_validate(fields | {"messages": [*system, *map(message_of, items)]})
+        shared = {name: value for name, value in given.items() if name in SHARED_FIELDS}
+        shared |= {"max_completion_tokens": self.max_output_tokens, "response_format": response_format(self.text)}
+        return ChatBody.model_validate(shared | {"messages": [*system, *map(message_of, items)]})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that were sent."""
+        return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
+
+    def ignored(self, template: str) -> list[str]:
+        """The names of fields that have no effect."""
+        return ignored_fields(self.given, "responses")
 
     def settings(self) -> Json:
         """The settings as a response repeats them, with defaults."""
         names = ("instructions", "max_output_tokens")
-        numbers = {name: 1.0 if (value := getattr(self, name)) is None else value for name in ("temperature", "top_p")}
+        numbers = {name: 1.0 if (value := self.given.get(name)) is None else value for name in ("temperature", "top_p")}
         form = {"format": (self.text or {}).get("format") or {"type": "text"}}
         fixed = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "previous_response_id": None}
         return (
@@ -129,7 +130,7 @@ class Responses(Chat):
     def token_usage(self) -> Json:
         """Token counts under the names of this API."""
         usage = self.usage()
-        details: Json = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+        details: Json = {"input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0}}
         details |= {"output_tokens_details": {"reasoning_tokens": 0}}
         counts = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
         return counts | details | {"total_tokens": usage["total_tokens"]}

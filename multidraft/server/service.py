@@ -24,7 +24,15 @@ from multidraft.generation.inputs import context_of, sequence_limits, vocabulary
 from multidraft.generation.text import encode_messages, encode_text, text_ends
 from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED_ERROR, Refused
-from multidraft.server.bodies import ChatBody, CompletionBody, GenerationBody, check, sampling_of
+from multidraft.server.bodies import (
+    ALL_THE_ROOM,
+    ChatBody,
+    CompletionBody,
+    Conversation,
+    GenerationBody,
+    check,
+    sampling_of,
+)
 from multidraft.server.engine import Engine, send_updates
 from multidraft.server.structured import grammar_of
 from multidraft.server.tools import with_call_objects
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # for tokenizers without one
+RANDOM_SEED = -1  # which other servers take for no seed
 SEED_STRIDE = 1_000_003  # answers i and j of different seeds get different streams
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 MAX_CHARACTERS_PER_TOKEN = 64  # a text with more of them per token of the context cannot fit
@@ -182,13 +191,14 @@ class Service:
             raise AdviceError("the conversation is empty; say something in it")
         return tokens
 
-    def encode_conversation(self, body: ChatBody) -> list[int]:
-        """The prompt tokens of a chat request, with its template settings and tools."""
-        template_settings = body.chat_template_kwargs or {}
-        if reserved := template_settings.keys() & signature(self.tokenizer.apply_chat_template).parameters.keys():
+    def encode_conversation(self, body: Conversation) -> list[int]:
+        """The prompt tokens of a conversation, with its template settings and tools."""
+        own_settings = signature(self.tokenizer.apply_chat_template).parameters.keys()
+        if reserved := (body.chat_template_kwargs or {}).keys() & own_settings:
             raise AdviceError(f"chat_template_kwargs may not hold {min(reserved)}; leave it out")
-        tools = {"tools": body.tools} if body.tools and body.tool_choice != "none" else {}
-        return self.encode_chat(body.messages, **template_settings | tools)
+        tokens = self.encode_chat(body.messages, **body.template_settings(self.template))
+        specials = self.tokenizer("", add_special_tokens=True)["input_ids"] if body.add_special_tokens else []
+        return [*specials, *tokens]
 
     def prompts(self, body: GenerationBody) -> list[list[int]]:
         """A request's prompts as tokens; raises if it asks for too many answers."""
@@ -196,13 +206,31 @@ class Service:
         if (count := len(raw_prompts) * body.choices) > self.limits.choices:
             raise AdviceError(f"{count} answers are too many for a request; ask for at most {self.limits.choices}")
         if isinstance(body, ChatBody):
-            return [self.encode_conversation(body)]
+            return [self.truncate(body, self.encode_conversation(body))]
+        special = body.add_special_tokens is not False
         prompts = [
-            self.encode(self.check_text(prompt)) if isinstance(prompt, str) else prompt for prompt in raw_prompts
+            self.encode(self.check_text(prompt), special) if isinstance(prompt, str) else prompt
+            for prompt in raw_prompts
         ]
         if not all(prompts):
             raise AdviceError("a prompt is empty; give it some text, or at least one token")
-        return prompts
+        return [self.truncate(body, prompt) for prompt in prompts]
+
+    def truncate(self, body: GenerationBody, prompt: list[int]) -> list[int]:
+        """The tokens of a prompt that a request keeps."""
+        count = body.truncate_prompt_tokens
+        if count == 0:
+            raise AdviceError("truncate_prompt_tokens is 0, which leaves no prompt; use a number of tokens, or -1")
+        if count == ALL_THE_ROOM:
+            count = max(self.max_tokens - max(body.new_tokens or 0, 1), 1)
+        if count is None or len(prompt) <= count:
+            return prompt
+        return prompt[:count] if body.truncation_side == "right" else prompt[-count:]
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that a prompt and its answer may come to."""
+        return min(self.engine.room, self.context or self.engine.room)
 
     def make_requests(self, body: GenerationBody) -> list[Request]:
         """One request per answer to each prompt; raises AdviceError on invalid or excessive requests."""
@@ -214,10 +242,11 @@ class Service:
 
     def new_tokens(self, body: GenerationBody, prompt: list[int]) -> int:
         """The number of new tokens: the requested one, else the default, limited by the room that is left."""
-        max_tokens = min(self.engine.room, self.context or self.engine.room)
+        max_tokens = self.max_tokens
         room = max_tokens - len(prompt)
         default = self.limits.default_new_tokens if isinstance(body, ChatBody) else DEFAULT_COMPLETION_TOKENS
-        count = min(default, room) if body.new_tokens is None else body.new_tokens
+        requested = room if body.new_tokens == ALL_THE_ROOM else body.new_tokens
+        count = min(default, room) if requested is None else requested
         if count > room or room < 1:
             raise AdviceError(
                 f"{count} new tokens after a prompt of {len(prompt)} are more than this server has room for, "
@@ -233,12 +262,14 @@ class Service:
         """The engine's request for one answer; with a seed its random numbers are reproducible."""
         end_tokens = set() if body.ignore_eos else self.ends[isinstance(body, ChatBody)]
         end_tokens = end_tokens | set(body.stop_token_ids or ())
-        seed = secrets.randbits(62) if body.seed is None else (body.seed * SEED_STRIDE + index) % 2**63
+        has_seed = body.seed is not None and body.seed != RANDOM_SEED
+        seed = ((body.seed or 0) * SEED_STRIDE + index) % 2**63 if has_seed else secrets.randbits(62)
         return Request(
             prompt,
             new_tokens,
             sampling=sampling_of(body, prompt, self.vocabulary, end_tokens, self.engine.target.device, grammar),
             generator=torch.Generator().manual_seed(seed),
+            is_seeded=has_seed,
             stop=Stop(frozenset(end_tokens)),
             num_logprobs=body.num_logprobs,
             num_prompt_logprobs=body.num_logprobs if getattr(body, "echo", False) else None,

@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ANY_OBJECT = {"type": "object"}
-
+ANY_JSON: tuple[str, Any] = ("json_schema", {})  # of llama.cpp
 
 STRUCTURED_KEYS = ("json", "regex", "choice", "grammar")  # the keys of vLLM's structured_outputs
+SPACING_KEYS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+FORM_FIELDS = {  # other servers' fields, and the keys that they stand for
+    **{f"guided_{kind}": kind for kind in STRUCTURED_KEYS},
+    **{"regex": "regex", "ebnf": "grammar", "grammar": "grammar", "json_schema": "json"},
+}
 MAX_CHOICES = 1024
 Form = dict[str, Any]  # one keyword of Grammar, or a `grammar` in Lark's form or in llama.cpp's
 
@@ -44,8 +49,8 @@ def grammar_of(body: GenerationBody, tokenizer: "PreTrainedTokenizerBase") -> Gr
 def answer_form(body: GenerationBody) -> tuple[str, Form]:
     """The field that asks for a form, and the form; an empty one for any text. At most one field may ask."""
     fields = {"response_format": body.response_format, "structured_outputs": body.structured_outputs}
-    fields |= {f"guided_{kind}": getattr(body, f"guided_{kind}") for kind in STRUCTURED_KEYS}
-    asking = [name for name, value in fields.items() if value not in (None, {})]
+    fields |= {name: getattr(body, name) for name in FORM_FIELDS}
+    asking = [name for name, value in fields.items() if value not in (None, {}) or (name, value) == ANY_JSON]
     if len(asking) > 1:
         raise AdviceError(f"{asking[1]} and {asking[0]} both ask for a form; leave one of them out")
     if not asking:
@@ -60,8 +65,11 @@ def answer_form(body: GenerationBody) -> tuple[str, Form]:
 def kind_of(name: str, value: Any) -> tuple[str, Any]:
     """The kind of a form in one of vLLM's fields, and what it is made of; other keys of vLLM's only tune its search."""
     if name != "structured_outputs":
-        return name.removeprefix("guided_"), value
+        return FORM_FIELDS[name], value
     keys = value if isinstance(value, dict) else {}
+    for key in SPACING_KEYS:
+        if keys.get(key) not in (None, False):
+            raise AdviceError(f"structured_outputs.{key} is not supported: white space is fixed; leave it out")
     kinds = [
         kind for kind in (*STRUCTURED_KEYS, "json_object", "structural_tag") if keys.get(kind) not in (None, False)
     ]
@@ -97,12 +105,12 @@ def answer_schema(response_format: Any) -> dict[str, Any] | None:
     kind = response_format.get("type") if isinstance(response_format, dict) else response_format
     if kind in (None, "text"):
         return None
-    if kind == "json_object":
-        return ANY_OBJECT
-    if kind != "json_schema":
+    if kind not in ("json_object", "json_schema"):
         raise AdviceError(f"response_format is {shown(kind)}; its type may be text, json_object or json_schema")
     form = response_format.get("json_schema")
-    schema = form.get("schema") if isinstance(form, dict) else None
+    schema = (form if isinstance(form, dict) else response_format).get("schema")  # llama.cpp has it beside the type
+    if kind == "json_object" and schema in (None, {}):
+        return ANY_OBJECT
     if not isinstance(schema, dict):
         raise AdviceError(
             'response_format has no schema; use {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'

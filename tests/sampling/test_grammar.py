@@ -19,6 +19,7 @@ from multidraft.auditing.enumeration import first_state
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import grammar as grammars
 from multidraft.sampling.drafting import draft_distributions
+from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, PathMasks
 from multidraft.sampling.params import SamplingParams
@@ -249,3 +250,43 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(md.AdviceError, match=r"llguidance.*pip install.*grammar"):
         Grammar(tokenizer(), regex="a")
+
+
+STRONG: dict[str, Any] = {  # values at which each setting by itself leaves few tokens, or moves them far
+    "top_n_sigma": 0.01,
+    "temperature": 0.05,
+    "top_k": 1,
+    "top_p": 0.01,
+    "top_h": 0.05,
+    "min_p": 0.99,
+    "typical_p": 0.01,
+    "epsilon_cutoff": 0.9,
+    "eta_cutoff": 0.9,
+    "logit_bias": {END: 50.0, 0: -50.0},
+    "presence_penalty": 2,
+    "frequency_penalty": -2,
+    "repetition_penalty": 5.0,
+    "encoder_repetition_penalty": 5.0,
+    "no_repeat_ngram_size": 4,
+    "sequence_bias": [([0, 1], -30.0)],
+    "bad_words_ids": [[2]],
+    "min_new_tokens": 1,
+    "exponential_decay_length_penalty": (1, 3.0),
+    "suppress_tokens": [2],
+    "draft_temperature": 0.1,
+}
+
+
+@pytest.mark.parametrize("first", STRONG)
+def test_beside_any_two_settings_the_grammar_leaves_a_token_and_only_its_own(first):
+    """The mask comes before every filter: one that measures tokens which the mask forbids might leave none at all."""
+    for second in [*STRONG][[*STRONG].index(first) :]:
+        sampling = compiled(**{name: STRONG[name] for name in (first, second)})
+        for path in (), (0,), (0, 0), (0, 1), (2,), (1,), (0, 1, 1):
+            logits = TARGET((*PROMPT, *path)).log().float()[None]
+            logits[0, END] += 20 * (1 - allowed(path)[END])  # the likeliest token is one that may not come
+            laws, faults = target_distributions(logits, [sampling], [torch.tensor([*PROMPT, *path])])
+            assert not faults, (second, path, faults)
+            chosen = laws[0] > 0
+            assert chosen.any(), (second, path)
+            assert not chosen[~torch.tensor(allowed(path))].any(), (second, path)

@@ -11,7 +11,6 @@ from serving import toy as toy_service
 
 import multidraft as md
 from multidraft.models.table import random_table
-from multidraft.server.bodies import UNSUPPORTED_FIELDS
 from multidraft.zoo import load_pair
 
 TARGET = random_table(NUM_LETTERS, 2, 1)
@@ -43,7 +42,8 @@ def test_a_seed_gives_the_text_that_generate_gives():
             rows, _ = md.generate(target, draft, inputs, **decoding, **settings)
             assert text(answer) == tokenizer.decode(rows[0])
             read = len(inputs[0])
-            assert answer["usage"] == {"prompt_tokens": read, "completion_tokens": 12, "total_tokens": 12 + read}
+            counts = {"prompt_tokens": read, "completion_tokens": 12, "total_tokens": 12 + read}
+            assert answer["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 def put_together(answers: list[dict]) -> list[dict]:
@@ -77,6 +77,15 @@ def test_streams_say_what_is_said_whole_one_event_a_step(toy, address, body):
     assert all("usage" not in chunk for chunk in chunks)
     assert whole["object"] in ("text_completion", "chat.completion")
     assert whole["metrics"]["speculative_decoding"]["num_drafts"] >= len(chunks) - 2 * len(whole["choices"])
+
+
+def test_tokens_that_were_read_before_are_counted(toy):
+    """Not those of a request with a seed, which is read anew."""
+    body = CHAT | {"messages": [{"role": "user", "content": "fedcbafedcba"}], "max_tokens": 1}
+    answers = [toy.post(CHATS, json=body | changes).json() for changes in ({}, {}, {"seed": 1})]
+    read = answers[0]["usage"]["prompt_tokens"]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached == [0, read - 1, 0]
 
 
 def test_usage_at_the_end_or_in_every_event(toy):
@@ -204,7 +213,7 @@ def test_the_tokenizer_the_model_its_state_and_a_page(toy):
 FORMS = {"response_format": {"type": "json_schema"}, "tool_choice": "required", "best_of": 2}
 
 
-@pytest.mark.parametrize(("name", "value"), [*FORMS.items(), *((name, ["x"]) for name in UNSUPPORTED_FIELDS)])
+@pytest.mark.parametrize(("name", "value"), FORMS.items())
 @pytest.mark.parametrize(("address", "body"), [(CHATS, CHAT), (COMPLETIONS, {"model": "toy", "prompt": "ab"})])
 def test_what_is_refused_is_named(toy, address, body, name, value):
     response = toy.post(address, json=body | {name: value})

@@ -25,7 +25,7 @@ LONG = ["a"] * 200, "a" * 2000, ["x", *[1.5] * 30_000]
 WRONG: dict[str, list[Any]] = {  # by field
     "model": [None],
     "prompt": [None, "", [], [[]], [""], [1, "a"], [[1], 2], {}, [-1], [NUM_LETTERS], [10**30], *LONG],
-    "max_tokens": [-1, 0, 10**9, 10**30, "many", 1.5],
+    "max_tokens": [-2, 0, 10**9, 10**30, "many", 1.5],
     "min_tokens": [-1, 4],
     "temperature": [-1, 1e-9, 1e300, "hot", float("nan"), float("inf")],
     "top_p": [0, 1.5],

@@ -302,6 +302,8 @@ def test_the_least_recently_used_leaves_first():
         prefixes.put(row)
     assert prefixes.find([1, 2, 4, 4]) == (first, 2)
     assert prefixes.find([4]) == (None, 0)
+    assert prefixes.rows == [first, second, third]  # looking changes nothing
+    prefixes.use(first)
     prefixes.shrink(5)
     assert prefixes.rows == [third, first]
     prefixes.put(longer)

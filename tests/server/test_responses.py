@@ -9,7 +9,7 @@ import pytest
 from serving import check_refused, letters, served, service
 
 from multidraft.models.table import TableModel, random_table
-from multidraft.server.responses import UNSUPPORTED_FIELDS
+from multidraft.server.fields import FIELDS, IGNORED_ELSEWHERE
 
 ADDRESS, SIZE = "/v1/responses", 6
 BODY: dict[str, Any] = {"model": "toy", "input": "ab", "max_output_tokens": 9, "seed": 1}
@@ -104,7 +104,11 @@ def test_an_error_in_a_stream_is_its_last_event():
 
 
 WRONG: list[dict[str, Any]] = [
-    *({name: [{"x": 1}] if name == "tools" else "x"} for name in UNSUPPORTED_FIELDS),
+    *(
+        {name: "x"}
+        for name, field in FIELDS.items()
+        if field.fate == "honoured" and "responses" not in field.routes and name not in IGNORED_ELSEWHERE
+    ),
     *({"input": value} for value in ([], None, 3, [3], [{}], [{"role": "user"}], [{"role": "tool", "content": "a"}])),
     *({"input": [{"role": "user", "content": value}]} for value in ([3], [{"type": "input_image"}], {})),
     {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 7}}}},  # which no letters spell
