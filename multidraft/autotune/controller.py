@@ -94,6 +94,10 @@ class Auto(Growing):
         """The seconds of a step without drafts, once they are well known."""
         return self.measured_plain_seconds
 
+    def paths(self, rows: int) -> int:
+        """Also of the trees that are timed, and of those of rows with a seed."""
+        return max(super().paths(rows), self.first_tree.paths(rows), self.seeded_tree.paths(rows))
+
     @property
     def has_costs(self) -> bool:
         """Whether steps have been timed, or none may be, so that the prior's costs hold."""

@@ -17,6 +17,7 @@ from multidraft.models.reader import Cost, Reader
 
 MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
 MIN_NODE_SHARE = 0.01  # a node costs at least this share of a plain step, even if noise hides it
+TREE_SHARE = 0.75  # of the paths that a model tells apart, for trees; the others are rows' own and kept prefixes
 COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
 
 
@@ -31,6 +32,8 @@ class Growing(TreePolicy):
     def __init__(self, nodes: int, depth: int, kind: Cost = "pass"):
         self.max_drafts, self.max_nodes, self.draft_counts = MAX_NODE_DRAFTS, nodes + 1, range(1, MAX_NODE_DRAFTS + 1)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
+        self.most_paths: float | int = math.inf  # of all rows' trees
+        self.row_nodes = self.max_nodes  # of a row's tree now, with its root
         self.node_price = self.first_price = 0.0  # of a drafted node; of the first one, in addition
         self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
         self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
@@ -60,9 +63,21 @@ class Growing(TreePolicy):
         return self.kind != "lookup" and (self.model_pays or self.is_probing)
 
     def begin(self, rows: int) -> None:
-        """Forget the trees of the step before."""
+        """Forget the trees of the step before; trees grow as far as there are paths for so many rows."""
+        self.row_nodes = 1 + self.paths_of_row(rows)
         self.reach_of.clear()
         self.rows_per_drafting_row = 1.0
+
+    def paths_of_row(self, rows: int) -> int:
+        """The most paths of a tree beside so many rows: one for each drafted node at worst."""
+        return int(min(self.max_nodes - 1, max(self.most_paths // rows, 1)))
+
+    def paths(self, rows: int) -> int:
+        """The trees of some of the rows may take all, and others one path each."""
+        return rows * self.paths_of_row(rows) if self.most_paths == math.inf else int(self.most_paths) + rows
+
+    def limit_paths(self, count: int) -> None:
+        self.most_paths = count * TREE_SHARE
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
@@ -97,7 +112,7 @@ class Growing(TreePolicy):
         """
         model_nodes, lookup_nodes = dict[int, float](), dict[int, float]()
         read_price = self.rows_per_drafting_row * self.read_price
-        for node in tree.level(depth) if depth < self.depth and len(tree) < self.max_nodes else ():
+        for node in tree.level(depth) if depth < self.depth and len(tree) < self.row_nodes else ():
             parent_law, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
             if parent_law.known is not None or self.kind == "lookup":
                 if (gain := self.best_count(reach, self.rates.of(parent_law), True)[1]) > 0:
@@ -147,7 +162,7 @@ class Growing(TreePolicy):
 
     def counts_of_row(self, tree: TokenTree, depth: int) -> dict[int, int]:
         """The number of drafts by node of one row."""
-        room, counts = self.max_nodes - len(tree), dict[int, int]()
+        room, counts = self.row_nodes - len(tree), dict[int, int]()
         reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
         for node in sorted(reach, key=lambda candidate: -reach[candidate]):
             law = tree.laws[node]

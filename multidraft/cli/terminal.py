@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ CONTROL_SIGNS = {code: chr(0x2400 + code) for code in (*range(9), *range(11, 32)
 CONTROL_SIGNS |= {127: "\u2421"} | {code: f"\\x{code:x}" for code in range(128, 160)}  # some terminals obey these too
 FILE_COLUMNS = 1000  # of a table in a file or a pipe, so that nothing wraps
 MAX_MESSAGE_CHARACTERS = 600
+MAX_TRACES = 100  # different tracebacks that are printed
 UNFINISHED_LINE: list[str] = []  # a line break, if stdout's last line has not ended
 
 
@@ -96,10 +98,21 @@ def bars_away() -> AbstractContextManager[None]:
 
 
 class Notes(logging.Handler):
-    """Prints the library's log records as notes."""
+    """Prints the library's log records as notes; of an error also what it says, after its traceback the first time."""
+
+    def __init__(self, level: int = logging.NOTSET):
+        super().__init__(level)
+        self.shown_traces = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(record.getMessage())
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return note(record.getMessage())
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        if trace not in self.shown_traces and len(self.shown_traces) < MAX_TRACES:
+            self.shown_traces.add(trace)
+            note(f"Traceback (most recent call last):\n{trace.rstrip()}")
+        note(f"{record.getMessage()} ({type(error).__name__}: {message(str(error))})")
 
 
 NOTES = Notes(logging.WARNING)  # for all our loggers; the access log has its own handler

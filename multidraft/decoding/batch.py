@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
 from multidraft.decoding.prompts import Reading, similar
 from multidraft.decoding.record import Clock, StepRecord
 from multidraft.decoding.request import Request, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
+from multidraft.errors import AdviceError
 from multidraft.models.base import closed_up, hidden_layers_of
 from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.sampling.gate import RowFault
@@ -45,7 +47,7 @@ class Batch:
         on_record: OnRecord = lambda record, requests: None,
     ):
         self.target, self.draft, self.config, self.on_record = target, draft, config, on_record
-        self.max_num_seqs, self.max_tokens = max_num_seqs, max_tokens
+        self.max_num_seqs, self.max_tokens = rows_within(max_num_seqs, target, draft, config.policy), max_tokens
         self.slack = config.policy.slack
         self.scores_last = answers_prompts(target)
         self.waiting: deque[Request] = deque()
@@ -90,6 +92,12 @@ class Batch:
         """Slots that rows take."""
         return len(self.begun) * self.width
 
+    @property
+    def max_kept_rows(self) -> float | int:
+        """The most rows that have left and are kept: as many as the models tell apart beside those that have begun."""
+        paths = paths_of(self.target, self.draft)
+        return math.inf if paths is None else max(paths - self.config.policy.paths(max(len(self.begun), 1)) - 1, 0)
+
     # Requests come
 
     def read_prompts(self, budget: float | int = math.inf) -> None:
@@ -110,7 +118,7 @@ class Batch:
         reading = Reading(group, self.target, self.draft, self.config, self.width, kept, reused, self.scores_last)
         self.reading, chosen = reading, set(group)
         self.waiting = deque(request for request in self.waiting if request not in chosen)
-        self.prefixes.shrink(self.max_tokens - self.tokens_in_cache)
+        self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
         return reading
 
     def next_group(self, budget: float | int) -> list[Request]:
@@ -258,10 +266,10 @@ class Batch:
         """Keep the caches of a row that leaves, if they fit beside the slots that are taken."""
         request, row, room = self.running[index], state.rows[index], self.max_tokens - taken
         tokens = request.text[: row.position]
-        if self.max_tokens == math.inf or not 0 < len(tokens) <= room:
+        if self.max_tokens == math.inf or not 0 < len(tokens) <= room or not self.max_kept_rows:
             return
         drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
-        self.prefixes.shrink(room - len(tokens))
+        self.prefixes.shrink(room - len(tokens), self.max_kept_rows - 1)
         try:
             target = state.target.fork(index, len(tokens), len(tokens))
             draft = state.draft.fork(index, drafted, drafted) if state.draft is not None and drafted else None
@@ -295,3 +303,22 @@ class Batch:
         requests = [request for request in self.requests if not request.has_ended]
         self.waiting, self.reading, self.running, self.state = deque(), None, [], None
         return requests
+
+
+def paths_of(*models: Model | None) -> int | None:
+    """The most paths of all rows together that all of these models tell apart; None for any number."""
+    counts = [count for model in models if (count := getattr(model, "sequences", None)) is not None]
+    return min(counts, default=None)
+
+
+def rows_within(rows: float | int, target: Model, draft: Model | None, policy: TreePolicy) -> float | int:
+    """So many rows, or as many as the models can tell apart with their trees."""
+    if (paths := paths_of(target, draft)) is None:
+        return rows
+    policy.limit_paths(paths)
+    fitting = next(count for count in range(paths, -1, -1) if count == 0 or policy.paths(count) <= paths)
+    if not fitting:
+        raise AdviceError(f"a tree has {policy.paths(1)} paths and the model tells {paths} apart; use a smaller tree")
+    if fitting < rows < math.inf:
+        LOG.warning("%d rows are decoded side by side, and not %d: their trees have the %d paths", fitting, rows, paths)
+    return min(rows, fitting)

@@ -52,6 +52,14 @@ class TreePolicy(ABC):
         """The slots of a KV cache that a row may need beyond its tokens."""
         return 2 * self.max_nodes + 2
 
+    def paths(self, rows: int) -> int:
+        """The most paths that the trees of so many rows have together; see `limit_paths`."""
+        return rows * self.max_nodes
+
+    def limit_paths(self, count: int) -> None:
+        """So many paths of all rows together are told apart: trees that grow stay smaller beside many rows."""
+        return
+
     def begin(self, rows: int) -> None:
         """A step of so many rows begins."""
         return
@@ -102,6 +110,10 @@ class StaticTree(TreePolicy):
     def __init__(self, shape: TreeShape):
         self.shape, self.max_drafts, self.max_nodes = shape, max(shape.drafts), len(shape)
         self.draft_counts = sorted(set(shape.drafts) - {0})
+
+    def paths(self, rows: int) -> int:
+        """One for each end of the shape."""
+        return rows * self.shape.drafts.count(0)
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes whose slots draw anything."""

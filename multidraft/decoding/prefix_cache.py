@@ -1,6 +1,7 @@
 """The caches of rows that have left, which are reused for prompts with the same prefix."""
 
 from dataclasses import dataclass
+from math import inf
 
 from multidraft.models.reader import Reader
 
@@ -30,9 +31,9 @@ class PrefixCache:
         """Add a row, and drop the rows that are prefixes of it."""
         self.rows = [row for row in self.rows if common(row.tokens, new_row.tokens) < len(row.tokens)] + [new_row]
 
-    def shrink(self, max_tokens: float | int) -> None:
-        """Keep no more than so many tokens."""
-        while self.rows and self.tokens > max_tokens:
+    def shrink(self, max_tokens: float | int, max_rows: float | int = inf) -> None:
+        """Keep no more than so many tokens, and rows."""
+        while self.rows and (self.tokens > max_tokens or len(self.rows) > max_rows):
             self.rows.pop(0)
 
     def find(self, prompt: list[int]) -> tuple[KeptRow | None, int]:

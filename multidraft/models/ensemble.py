@@ -48,6 +48,7 @@ class DrafterGroup(Reader):
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
         self.vocabulary, self.device = max(drafter.vocabulary for drafter in self.drafters), self.drafters[-1].device
         self.context = min((d.context for d in self.drafters if d.context is not None), default=None)
+        self.sequences = min((d.sequences for d in self.drafters if d.sequences is not None), default=None)
         self.hidden_layers = tuple(sorted({layer for drafter in self.drafters for layer in drafter.hidden_layers}))
 
     def _of(self, drafters: list[Reader]) -> "DrafterGroup":

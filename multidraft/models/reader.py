@@ -76,6 +76,7 @@ class Reader(ABC):
 
     vocabulary: int  # the number of tokens that ids go up to, the target's where it drafts for one
     context: int | None = None  # the largest number of tokens in a sequence; None means no limit
+    sequences: int | None = None  # paths of all rows together that it can tell apart; None means no limit
     device: torch.device = torch.device("cpu")  # where logits are returned
     ids: Int[Tensor, " columns"] | None = None  # the target's token of each column; None where column c is token c
     undrafted: Int[Tensor, " tokens"] | None = None  # columns that are never drafted: the target has other tokens there

@@ -66,7 +66,8 @@ class Choice:
     def __init__(self, index: int, request: EngineRequest, service: Service, body: GenerationBody):
         self.index, self.request = index, request
         self.calls = call_reader(body)
-        self.text = TextReader[Origin](service.tokenizer, request.prompt, body.stops, body.min_tokens or 0)
+        stopping = body.stops, body.min_tokens or 0, bool(body.include_stop_str_in_output)
+        self.text = TextReader[Origin](service.tokenizer, request.prompt, *stopping)
         self.num_tokens = 0
         self.finish_reason: str | None = None
         self.last_time = time.monotonic()  # of the last step

@@ -60,6 +60,7 @@ class GenerationBody(SamplingBody):
     seed: int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
     stop_token_ids: Tokens | None = None
+    include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     ignore_eos: bool = False

@@ -1,6 +1,7 @@
 """`multidraft generate` and `schemes` from outside: what they print, wrong input, what stands beside drafting."""
 
 import json
+import logging
 import os
 import random
 import shutil
@@ -406,3 +407,23 @@ def test_transformers_drafts_for_smollm2_with_its_small_model_in_place_of_a_head
     monkeypatch.setattr("multidraft.cli.report.small_draft", lambda: tiny_model("qwen2"))
     pair = Models(tiny_model("llama"), Head(random_table(5, 1, 1), 5), None)
     assert baselines(pair, {"stop": None}, target).keys() == names
+
+
+def test_an_error_in_the_log_is_said_each_time_and_its_traceback_once(capsys, monkeypatch):
+    """Before, the server never said why a step had failed."""
+    log = logging.getLogger("multidraft.tests")
+    monkeypatch.setattr(logging.getLogger("multidraft"), "handlers", [terminal.Notes()])
+
+    def fail(reason: str) -> None:
+        try:
+            raise RuntimeError(reason)
+        except RuntimeError as error:
+            log.error("a step has failed", exc_info=error)
+
+    for reason in "no room", "no\nroom", "no room":
+        fail(reason)
+    log.warning("no error")
+    written = capsys.readouterr().err
+    assert written.count("Traceback (most recent call last):") == written.count("raise RuntimeError(reason)") == 1
+    assert written.count("a step has failed (RuntimeError: no room)") == 3
+    assert written.endswith("a step has failed (RuntimeError: no room)\nno error\n")

@@ -45,6 +45,7 @@ CHANGES: dict[str, Any] = {  # a value that changes the answer, or what must sta
     "seed": 2,
     "stop": [*LETTERS],
     "stop_token_ids": list(range(6)),
+    "include_stop_str_in_output": ({"stop": [*LETTERS]}, True),
     "min_tokens": (ENDS_AT_ONCE, 4),
     "ignore_eos": (ENDS_AT_ONCE, True),
     "structured_outputs": {"regex": "ab"},
@@ -100,7 +101,7 @@ def client() -> Iterator[httpx2.Client]:
     """Letters and a quotation mark, one of which ends a text; the tokenizer puts a letter before every text."""
     service = toy(LETTERS, tokens_in_cache=400, context=60)
     service.tokenizer.backend_tokenizer.post_processor = TemplateProcessing("c $A", special_tokens=[("c", 3)])
-    service.tokenizer.chat_template, service.end_tokens, service.tokenizer.eos_token = TEMPLATE, {END}, LETTERS[END]
+    service.tokenizer.chat_template, service.tokenizer.eos_token = TEMPLATE, LETTERS[END]
     with served(service) as client:
         yield client
 
@@ -174,6 +175,7 @@ RENAMED: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_new_tokens": (3, {"max_tokens": 3}),
     "min_new_tokens": (5, {"min_tokens": 5}),
     "repeat_penalty": (3.0, {"repetition_penalty": 3.0}),
+    "no_stop_trim": (True, {"include_stop_str_in_output": True}),
     "n_cmpl": (2, {"n": 2}),
     "n_probs": (2, {"logprobs": True, "top_logprobs": 2}),
 }
@@ -186,7 +188,7 @@ def test_a_field_with_another_name_here_does_the_same(client, name, route):
     base = {key: field for key, field in BASES[route].items() if key not in ours}
     answers = [client.post(ADDRESSES[route], json=base | fields).json() for fields in ({name: value}, ours)]
     assert len({str(each.get("choices") or each["output"][0]["content"]) for each in answers}) == 1
-    other = {key: 4 for key in ours}
+    other = {key: False if value is True else 4 for key in ours}
     response = client.post(ADDRESSES[route], json=base | {name: value} | other)
     check_refused(response)
     assert response.json()["error"]["message"].startswith(f"{name} and ")

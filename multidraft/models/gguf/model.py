@@ -44,7 +44,7 @@ class GGUF(Reader):
         self.memory = self.source = Memory(self.weights, cache_type)
         self.capacity = 0
         self.vocabulary, self.ids = self.weights.tokens.size, self.weights.tokens.ids
-        self.context = self.weights.context
+        self.context, self.sequences = self.weights.context, self.weights.library.llama_max_parallel_sequences()
 
     @property
     def generation_config(self) -> GenerationConfig:
