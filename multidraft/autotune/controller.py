@@ -33,6 +33,7 @@ FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
 PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
+MAX_SLOWDOWN = 1.5  # of steps against their forecast: beyond it, older measurements are not compared with them
 MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
 SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
 TIMING_NOTE = (
@@ -82,6 +83,7 @@ class Auto(Growing):
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.pause = self.steps_to_probe = FIRST_PAUSE
         self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
+        self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
 
     @property
     def skips_draft_model(self) -> bool:
@@ -91,8 +93,14 @@ class Auto(Growing):
 
     @property
     def plain_seconds(self) -> float | None:
-        """The seconds of a step without drafts, once they are well known."""
-        return self.measured_plain_seconds
+        """The seconds of a step without drafts, once they are well known, and while steps take what they took then."""
+        as_then = self.recent_seconds <= MAX_SLOWDOWN * self.recent_forecast
+        return self.measured_plain_seconds if as_then and not self.is_busy else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the machine was busy when steps were timed, or is now."""
+        return self.profile.has_busy_steps or self.profile.is_disturbed
 
     def paths(self, rows: int) -> int:
         """Also of the trees that are timed, and of those of rows with a seed."""
@@ -213,6 +221,10 @@ class Auto(Growing):
         self.trees = []
         if not any(record.scored):
             return
+        if record.forecast is not None:
+            fade, seconds = math.exp(-1 / MEMORY_STEPS), sum(record.seconds.values()) - record.seconds["measure"]
+            self.recent_seconds = self.recent_seconds * fade + seconds
+            self.recent_forecast = self.recent_forecast * fade + record.forecast.seconds
         self.recent.observe(record, MEMORY_NODES)
         work = work_of(record.trees, self.kind)
         is_first_tree = self.timed_tree is self.first_tree and not any(tree.is_seeded for tree in record.trees)
@@ -245,7 +257,7 @@ class Auto(Growing):
             save(self.profile)
         self.unsaved_seconds = 0.0
         mostly_plain = self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2
-        if advise and mostly_plain and self.costs and self.profile.known:
+        if advise and mostly_plain and not self.is_busy and self.costs and self.profile.known:
             plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
             if self.tokens <= (1 + MARGIN) * plain_tokens:
                 say_once(NO_DRAFTS_ADVICE)

@@ -138,6 +138,7 @@ class Texts:
 
         self.prompts, self.streams, self.headings = prompts, show and len(prompts) == 1, show and headings
         self.readers = [TextReader[str](tokenizer, prompt.tokens, stops) for prompt in prompts]
+        self.is_printed = False  # whole
         self.pieces: list[list[tuple[str, str]]] = [[] for _ in prompts]  # text and kind
         if self.streams and self.headings:
             terminal.heading(prompts[0].id, prompts[0].text)
@@ -165,7 +166,12 @@ class Texts:
         """Add what was held back, print what is not printed yet, and return all texts."""
         for row, reader in enumerate(self.readers):
             self.add(row, reader.close())
-        for prompt, pieces in zip(self.prompts, self.pieces, strict=True) if self.headings else ():
+        return self.print()
+
+    def print(self) -> list[str]:
+        """Print what is not printed yet, and return all texts so far."""
+        headings, self.is_printed = self.headings and not self.is_printed, True
+        for prompt, pieces in zip(self.prompts, self.pieces, strict=True) if headings else ():
             if not self.streams:
                 terminal.heading(prompt.id, prompt.text)
                 for piece in pieces:

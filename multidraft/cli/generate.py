@@ -201,6 +201,8 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
     """Decode all prompts; compared decoders take turns batch by batch, so that noise affects all alike."""
     from tqdm import tqdm
 
+    from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS
+
     show_texts, texts = not output.as_json, Texts(pair.tokenizer, [], job.stops)
     if show_texts and pair.draft is not None:
         terminal.legend()
@@ -213,10 +215,12 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
                     decode_each_way(pair, short, Texts(pair.tokenizer, batch, job.stops), output)
                 texts = Texts(pair.tokenizer, batch, job.stops, show_texts)
                 report.add(batch, *decode_each_way(pair, job, texts, output))
+                if report.info.measured >= MEASURED_AT_FIRST:
+                    job = replace(job, settings=job.settings | {"measure": MEASURED_EVERY_STEPS})
                 texts = Texts(pair.tokenizer, [], job.stops)
                 bar.update(len(batch))
-    except KeyboardInterrupt:
-        report.interrupt(texts.prompts, texts.full_texts)
+    except KeyboardInterrupt as interrupt:
+        report.interrupt(texts.prompts, texts.print(), None if output.compare else vars(interrupt).get("info"))
     finally:
         if show_texts:
             terminal.show("\n")

@@ -25,8 +25,10 @@ RESAMPLES = 2000
 PROCESSOR_OPTIONS = [name for name, known in SETTINGS.items() if known.option and known.processor is not None]
 HINT_MARGIN = 1.1  # a smaller factor may be noise, and gives no hint
 MIN_PROMPTS, MIN_STEPS = 5, 200  # fewer are too little to compare
+MIN_MEASURED = 5  # steps with drafts; an average over fewer is no acceptance rate
+BUSY = "busy"  # in place of a ratio
 BUSY_NOTE = (
-    "the machine is busy (its load average exceeds its processors): the numbers mean nothing; run it again when idle"
+    "the machine is busy (its load average exceeds its processors): seconds mean nothing; run it again when it is idle"
 )
 
 
@@ -68,11 +70,12 @@ class Report:
         self, prompts: "list[Prompt]", drafted: "Decoded", plain: "Decoded | None", others: dict[str, tuple[int, float]]
     ) -> None:
         """Add a batch: prompts, results with and without drafts, and the baselines' tokens and seconds."""
+        self.check_load()
         self.info += drafted[1]
-        runs = {"drafted": (drafted[1].tokens, drafted[1].total_seconds)} | others
+        runs = {"drafted": (drafted[1].tokens, drafted[1].decoding_seconds)} | others
         if plain:
             self.plain += plain[1]
-            runs["plain"] = plain[1].tokens, plain[1].total_seconds
+            runs["plain"] = plain[1].tokens, plain[1].decoding_seconds
         for name, run in runs.items():
             self.runs[name].append(run)
         for row, prompt in enumerate(prompts):
@@ -89,18 +92,21 @@ class Report:
         """The number of prompts that were completed."""
         return sum("interrupted" not in record for record in self.records)
 
-    def interrupt(self, prompts: "list[Prompt]", texts: list[str]) -> None:
-        """Add the texts so far of a batch that was interrupted."""
+    def interrupt(self, prompts: "list[Prompt]", texts: list[str], info: "Info | None" = None) -> None:
+        """Add the texts so far of a batch that was interrupted, and what happened in it."""
         self.interrupted = True
+        if info is not None and any(texts):
+            self.info += info
         for prompt, text in zip(prompts, texts, strict=True):
             if text:
                 self.add_record(prompt, text, {"interrupted": True})
 
     def print(self, as_json: bool) -> None:
         """Print tables, or JSON for scripts."""
+        self.check_load()
         if as_json:
             return terminal.print_json(self.as_dict())
-        if not self.complete:
+        if not self.info.tokens:
             return
         has_draft = self.settings.get("draft") != NONE
         columns, rows = ["", "multi-draft" if has_draft else "plain"], [row[:2] for row in self.summary_rows()]
@@ -109,15 +115,14 @@ class Report:
         if self.plain.tokens and has_draft:
             columns, rows = [*columns, "plain"], self.summary_rows()
         terminal.print_table(columns, rows, numbers=True)
-        if self.plain.tokens and self.check_load():
+        if self.was_busy:
             terminal.note(BUSY_NOTE)
         if self.advice is not None:
             terminal.note(self.advice)
 
-    def check_load(self) -> bool:
-        """Whether the machine was busy at the start, or is now."""
-        self.was_busy |= is_busy()
-        return self.was_busy
+    def check_load(self) -> None:
+        """Note whether the machine is busy now, as it was at the start or after a batch."""
+        self.was_busy = self.was_busy or is_busy()
 
     @property
     def advice(self) -> str | None:
@@ -128,7 +133,7 @@ class Report:
         """The report as a dictionary; None for what was not measured."""
         from multidraft.machine import hardware, versions
 
-        numbers = self.info.as_dict() if self.complete else dict.fromkeys(self.info.as_dict())
+        numbers = self.info.as_dict() if self.info.tokens else dict.fromkeys(self.info.as_dict())
         settings = self.settings | {"prompts": self.complete}
         run = {"interrupted": self.interrupted, "settings": settings, "versions": versions(), "hardware": hardware()}
         return numbers | self.comparison() | run | {"records": self.records}
@@ -139,12 +144,13 @@ class Report:
         for name, runs in self.runs.items():
             prefix = "" if name == "drafted" else f"{name}_"
             if name != "plain":
-                numbers |= {f"{prefix}speedup": runs.over(plain), f"{prefix}speedup_interval": runs.interval(plain)}
+                ratio = (None, None) if self.was_busy else (runs.over(plain), runs.interval(plain))
+                numbers |= dict(zip((f"{prefix}speedup", f"{prefix}speedup_interval"), ratio, strict=True))
             if prefix:
                 numbers[f"{name}_tokens_per_second"] = runs.rate() if runs else None
             if name in BASELINES:
                 numbers[f"{name}_tokens_per_second_interval"] = runs.interval()
-        numbers |= {"busy": self.check_load(), "hint": self.advice}
+        numbers |= {"busy": self.was_busy, "hint": self.advice}
         return numbers | {"plain_seconds": self.plain.as_dict()["seconds"] if plain else None}
 
     def speed_rows(self) -> list[list[str]]:
@@ -158,7 +164,8 @@ class Report:
             interval = runs.interval(plain) if name != "plain" else None
             interval_text = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
             if runs:
-                rows.append([label, f"{runs.rate():.1f}", f"{runs.over(plain):.2f}{interval_text}"])
+                ratio = BUSY if self.was_busy else f"{runs.over(plain):.2f}{interval_text}"
+                rows.append([label, f"{runs.rate():.1f}", ratio])
         return rows
 
     def summary_rows(self) -> list[list[str]]:
@@ -166,11 +173,8 @@ class Report:
         from multidraft.decoding.metrics import TIMED_PARTS
 
         info, plain = self.info, self.plain
-        error = f" ± {info.acceptance_error:.3f}" if info.acceptance_error > 0 else ""
-        optimum = f"{info.optimal_acceptance_rate:.3f}" if info.measured else "unknown"
         acceptance_rows = [
-            ["acceptance rate", f"{info.acceptance_rate:.3f}{error}", ""],
-            ["optimal acceptance rate", optimum, ""],
+            *([name, value, ""] for name, value in acceptance(info)),
             ["accepted by depth", " ".join(f"{rate:.2f}" for rate in info.depth_rates), ""],
             ["accepted by order of drawing", " ".join(f"{rate:.2f}" for rate in info.rank_rates), ""],
         ]
@@ -187,12 +191,28 @@ class Report:
     @property
     def trees(self) -> str:
         """The three most frequent trees, with their shares."""
+        from multidraft.decoding.metrics import NO_TREE
+
         shapes = Counter[str]()
         for name, count in self.info.shapes.items():
             levels = name.split("/")  # for a tree given by the drafts of every slot, show its size
             drafts = sum(map(int, ",".join(levels).split(","))) if len(levels) > 1 else 0
-            shapes[f"{drafts} drafts in {len(levels)} levels" if drafts else name or "none"] += count
+            shapes[f"{drafts} drafts in {len(levels)} levels" if drafts else name or NO_TREE] += count
         return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(3))
+
+
+def acceptance(info: "Info") -> list[tuple[str, str]]:
+    """The acceptance rate and its optimum, with standard errors: the second's is that of the difference."""
+    steps = info.measured or info.drawing_passes
+    if steps < MIN_MEASURED:
+        rate = optimum = f"not measured ({steps} step{'s' * (steps != 1)} with drafts)"
+    else:
+        rate, optimum = f"{info.acceptance_rate:.3f}", "unknown"
+    if info.measured >= MIN_MEASURED:
+        gap, error = info.optimal_acceptance_rate - info.acceptance_rate, info.gap_error
+        rate += f" ± {info.acceptance_error:.3f}"
+        optimum = f"{info.optimal_acceptance_rate:.3f}" + (f" ({gap:+.3f} ± {error:.3f})" if error > 0 else "")
+    return [("acceptance rate", rate), ("optimal acceptance rate", optimum)]
 
 
 def share(info: "Info", part: str) -> str:

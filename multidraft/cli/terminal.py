@@ -89,11 +89,15 @@ def note(line: str) -> None:
 
 
 def bars_away() -> AbstractContextManager[None]:
-    """Take progress bars away while a line is printed, and draw them again below it."""
+    """Take progress bars away while a line is printed, and draw them again below it; in a file, end their line."""
     if "tqdm" not in sys.modules:
         return nullcontext()
     from tqdm import tqdm
 
+    if not sys.stderr.isatty():
+        if any(not bar.disable for bar in tqdm._instances):
+            typer.echo(err=True)
+        return nullcontext()
     return tqdm.external_write_mode(file=sys.stderr)
 
 

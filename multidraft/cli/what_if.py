@@ -64,8 +64,13 @@ def target_alone(name: str, loader: Loader) -> "Model":
 
 def as_dict(costs: "PassCosts", gains: "list[Gain]") -> dict[str, object]:
     """The measured passes and the trees, for scripts."""
+    from multidraft.decoding.metrics import NO_TREE
+
     milliseconds = {str(count): 1e3 * seconds for count, seconds in costs.seconds.items()}
-    return {"milliseconds": milliseconds, "gains": [asdict(gain) | {"tree": gain.tree.name} for gain in gains]}
+    return {
+        "milliseconds": milliseconds,
+        "gains": [asdict(gain) | {"tree": gain.tree.name or NO_TREE} for gain in gains],
+    }
 
 
 def show(costs: "PassCosts", gains: "list[Gain]", drafter_share: float) -> None:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
@@ -47,6 +48,7 @@ class Batch:
         on_record: OnRecord = lambda record, requests: None,
     ):
         self.target, self.draft, self.config, self.on_record = target, draft, config, on_record
+        self.measuring_config = replace(config, measure=min(config.measure, 1))
         self.max_num_seqs, self.max_tokens = rows_within(max_num_seqs, target, draft, config.policy), max_tokens
         self.slack = config.policy.slack
         self.scores_last = answers_prompts(target)
@@ -214,7 +216,8 @@ class Batch:
 
     def step_rows(self, state: State, requests: list[Request]) -> tuple[State, StepRecord]:
         """One step of these requests."""
-        state, record = step(state, self.config)
+        is_measured = self.info.measured >= self.config.measure_first
+        state, record = step(state, self.config if is_measured else self.measuring_config)
         self.info.add(record)
         self.on_record(record, requests)
         for row, request in enumerate(requests):

@@ -12,6 +12,7 @@ from itertools import accumulate, zip_longest
 from multidraft.decoding.record import STEP_PARTS, Logprob, StepRecord, acceptance_of
 from multidraft.sampling.gate import RowFault
 
+NO_TREE = "none"  # the name of a tree without drafts
 TIMED_PARTS = (*STEP_PARTS, "rest")
 
 
@@ -29,9 +30,11 @@ class Info:
     nodes: int = 0  # drafted nodes that the target scored
     lengths: list[int] = field(default_factory=list)  # row passes with drafts, by the length of their accepted path
     ranks: list[int] = field(default_factory=list)  # accepted tokens, by which draft of their node drew them first
-    acceptance: float = 0.0  # summed over row passes: what the rule accepts of the tuple drawn at the root
-    measured: int = 0  # row passes of which the optimum is known
+    drawing_passes: int = 0  # row passes at whose root the scheme drew, if only that nothing is drafted
+    acceptance: float = 0.0  # summed over them: what the rule accepts of the tuple drawn at the root
+    measured: int = 0  # of them, those of which the optimum is known
     expected_acceptance: float = 0.0  # summed: over all tuples where there is a formula, else of the one drawn
+    expected_squares: float = 0.0
     optimal_acceptance: float = 0.0  # summed over them
     gaps: int = 0  # of them without a formula
     gap: float = 0.0  # the sum of their differences from what was drawn to the optimum, and of squares
@@ -58,6 +61,7 @@ class Info:
         for acceptance in record.measured.values():
             self.measured += 1
             self.expected_acceptance += acceptance.expected
+            self.expected_squares += acceptance.expected**2
             self.optimal_acceptance += acceptance.optimal
             if not acceptance.exact:
                 gap = acceptance.optimal - acceptance.expected
@@ -77,6 +81,7 @@ class Info:
         self.nodes += len(tree) - 1
         self.bonus += record.emitted[row].kinds[-1] == "bonus"
         self.recovered += record.emitted[row].kinds[-1] == "recovered"
+        self.drawing_passes += tree.has_drafts(0)
         self.acceptance += acceptance_of(record.events[row])
         if len(tree) > 1:
             self.draft_steps += 1
@@ -159,14 +164,14 @@ class Info:
 
     @property
     def acceptance_rate(self) -> float:
-        """Probability that the first token of a step is a drafted one.
+        """Probability that the first token of a step that drafts is a drafted one; not a number if none did.
 
         Over all tuples that could have been drawn where the scheme has a formula and the optimum is measured, too; else
-        what the rule says of the tuples that were drawn, with `acceptance_error`.
+        what the rule says of the tuples that were drawn.
         """
         if self.measured:
             return self.expected_acceptance / self.measured
-        return self.acceptance / max(self.row_passes, 1)
+        return self.acceptance / self.drawing_passes if self.drawing_passes else math.nan
 
     @property
     def optimal_acceptance_rate(self) -> float:
@@ -175,12 +180,15 @@ class Info:
 
     @property
     def acceptance_error(self) -> float:
-        """Standard error of the difference between the two: 0 where the rate is exact, no number if it is not known."""
-        if not self.measured:
-            return math.nan
-        if self.gaps < 2:  # of one difference alone it is not known
-            return math.nan if self.gaps else 0.0
-        return math.sqrt(max(self.gap_squares * self.gaps - self.gap**2, 0.0) / (self.gaps - 1)) / self.measured
+        """Standard error of the acceptance rate, over the measured steps; not a number if fewer than two were."""
+        return error_of_sum(self.expected_acceptance, self.expected_squares, self.measured) / max(self.measured, 1)
+
+    @property
+    def gap_error(self) -> float:
+        """Standard error of the difference between the two: 0 where there is a formula, no number if it is unknown."""
+        if self.measured > 1 and not self.gaps:
+            return 0.0
+        return error_of_sum(self.gap, self.gap_squares, self.gaps) / max(self.measured, 1)
 
     @property
     def total_seconds(self) -> float:
@@ -188,9 +196,14 @@ class Info:
         return sum(self.seconds.values())
 
     @property
+    def decoding_seconds(self) -> float:
+        """Wall-clock time without what comparing acceptance with the optimum took."""
+        return self.total_seconds - self.seconds["measure"]
+
+    @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens over the total time."""
-        return self.tokens / max(self.total_seconds, 1e-9)
+        """Emitted tokens over the time that decoding took."""
+        return self.tokens / max(self.decoding_seconds, 1e-9)
 
     def as_dict(self) -> dict[str, object]:
         """Plain names and numbers, for `--json`; None for what was not measured."""
@@ -199,22 +212,25 @@ class Info:
             target_passes=self.target_passes,
             block_efficiency=self.block_efficiency,
             acceptance_rate=self.acceptance_rate,
-            optimal_acceptance_rate=self.optimal_acceptance_rate if self.measured else None,
-            acceptance_error=None if math.isnan(self.acceptance_error) else self.acceptance_error,
+            optimal_acceptance_rate=self.optimal_acceptance_rate,
+            acceptance_error=self.acceptance_error,
+            gap_error=self.gap_error,
+            measured_steps=self.measured,
             tokens_per_second=self.tokens_per_second,
             accepted_tokens=self.accepted,
             bonus_tokens=self.bonus,
             recovered_tokens=self.recovered,
             drafted_nodes=self.nodes,
             draft_levels=self.draft_passes,
-            trees=dict(self.shapes.most_common()),
+            trees={name or NO_TREE: count for name, count in self.shapes.most_common()},
             predicted_tokens=self.predicted_tokens or None,
             predicted_seconds=self.predicted_seconds or None,
             accepted_at_rank=self.ranks,
             rank_acceptance_rates=self.rank_rates,
             seconds=self.seconds | {"total": self.total_seconds},
         )
-        return values | self.as_vllm()
+        numbers = {name: None if value != value else value for name, value in values.items()}
+        return numbers | self.as_vllm()
 
     def __str__(self) -> str:
         """A table of the names of docs/metrics.md, for `print(info)`; without what was not measured."""
@@ -243,10 +259,19 @@ def shown_value(value: object) -> str:
     ('draft 0.1235, total 2', '3, 1')
     """
     if isinstance(value, dict):
-        return ", ".join(f"{name or 'no drafts'} {shown_value(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {shown_value(part)}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(shown_value, value))
     return f"{value:.4f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def error_of_sum(total: float, squares: float, count: int) -> float:
+    """Standard error of a sum of so many numbers, from it and the sum of their squares; not a number below two.
+
+    >>> error_of_sum(1.0, 1.0, 1), error_of_sum(2.0, 4.0, 2)
+    (nan, 2.0)
+    """
+    return math.sqrt(max(squares * count - total**2, 0.0) / (count - 1)) if count > 1 else math.nan
 
 
 def tally(counts: list[int], index: int, last: int) -> None:

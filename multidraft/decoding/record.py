@@ -109,18 +109,13 @@ def acceptance_of(events: list[Visit | CoinFlip]) -> float:
 
 
 def measured_acceptance(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Measured]:
-    """What is to be expected of every row whose target was asked; nothing is accepted where nothing was drafted.
-
-    Of no row where the law's optimum is not known.
-    """
+    """What is to be expected of every row at whose root the scheme drew; of none if the law's optimum is not known."""
     if scheme.law.optimal is None:
         return {}
     rates_by_row, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
     for row, tree in enumerate(scored.trees):
         if tree.has_drafts(0) and row not in scored.faults:
             groups[tree.counts[0]].append(row)
-        elif scored.rows[row].root_logits is None and row not in scored.faults:
-            rates_by_row[row] = Measured(0.0, 0.0, True)
     for count, rows in groups.items():
         scheme_of_count, node_laws = scheme.with_drafts(count), [scored.trees[row].laws[0] for row in rows]
         target = torch.from_numpy(compress_targets(scored.targets([(row, 0) for row in rows]), node_laws))

@@ -21,9 +21,8 @@ from multidraft.transfer import take, upload
 from multidraft.verification.scheme import Scheme
 
 RANDOM_BLOCK_NUMBERS = 64  # random numbers that are made at once: one by one they cost far more
-MEASURED_EVERY_STEPS = (
-    16  # every how many steps a run compares its acceptance with the optimum, unless somebody says otherwise
-)
+MEASURED_EVERY_STEPS = 16  # every how many steps a run compares its acceptance with the optimum by default
+MEASURED_AT_FIRST = 30  # before that in every step: as many are enough for a number that means something
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class DecodeConfig:
     measure: int = MEASURED_EVERY_STEPS  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
+    measure_first: int = 0  # measure in every step until it was done so often, unless never
 
     def __post_init__(self) -> None:
         for count in self.policy.draft_counts:

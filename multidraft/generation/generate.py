@@ -4,7 +4,7 @@ import inspect
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast, overload
 
@@ -231,12 +231,12 @@ def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, 
 
 
 def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) -> Info:
-    """Step until all requests have ended, or time is up, and pass on what happens."""
+    """Step until all requests have ended, or time is up, and pass on what happens; an interruption has the info."""
     info, prompts = batch.info, [request.prompt for request in requests]
     if options.num_logprobs is not None:
         info.logprobs = [request.logprobs for request in requests]
     trace = TraceWriter(options.trace) if options.trace is not None else None
-    with torch.inference_mode(), ExitStack() as stack, info.whole():
+    with torch.inference_mode(), ExitStack() as stack, info_of_interruption(info), info.whole():
         stream = stack.enter_context(as_stream(options.stream, ends.padded_prompts))
         stack.callback(batch.config.policy.finish)  # which keeps what was measured, however the run ends
         if trace is not None:
@@ -251,6 +251,16 @@ def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) 
     if trace is not None:
         trace.end([request.tokens for request in requests])
     return info
+
+
+@contextmanager
+def info_of_interruption(info: Info) -> Iterator[None]:
+    """Give a KeyboardInterrupt what has happened so far, as a RowFault has it."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        vars(interrupt)["info"] = info
+        raise
 
 
 def updates_of(batch: Batch, deadline: float) -> Iterator[tuple[Request, Update]]:

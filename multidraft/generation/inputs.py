@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from multidraft.autotune.controller import Limits, can_choose
 from multidraft.decoding.policy import TreePolicy, policy_of
-from multidraft.decoding.state import MEASURED_EVERY_STEPS, DecodeConfig
+from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, TREE_FORMS, Tree
 from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
@@ -55,7 +55,8 @@ def make_config(
     measured_every = number_or_default(
         measure, MEASURED_EVERY_STEPS, 0, "measure", "True, False, or every how many steps to measure"
     )
-    return DecodeConfig(scheme, policy_of(tree), walk, measured_every, **flags)
+    measured_first = MEASURED_AT_FIRST if measure is True else 0
+    return DecodeConfig(scheme, policy_of(tree), walk, measured_every, measure_first=measured_first, **flags)
 
 
 def resolve_config(

@@ -25,6 +25,7 @@ from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.decoding.request import Step, Update
 from multidraft.generation.text import REPLACEMENT, IncrementalDetokenizer, TextReader, token_bytes, token_text
+from multidraft.machine import is_busy
 from multidraft.server import TIMEOUT_ERROR, Refused
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.calls import CallDelta, CallReader, calls_of
@@ -202,6 +203,7 @@ class Completion(Answers):
             fields["multidraft"] = self.draft_tree(pieces, step) | {
                 "prompt_tokens_read": choice.prompt_tokens_read,
                 "plain_seconds": self.service.engine.config.policy.plain_seconds,
+                "busy": is_busy(),
             }
         chunk = self.envelope(self.chunk_object, [fields])
         if self.body.has_stream_option("include_usage"):

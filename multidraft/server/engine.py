@@ -16,7 +16,7 @@ import torch
 from multidraft.decoding.batch import Batch, Updates
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.request import Request
-from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.state import MEASURED_AT_FIRST, DecodeConfig
 from multidraft.decoding.warm_up import warm_up
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model
@@ -33,7 +33,7 @@ class Engine:
 
     def __init__(self, target: Model, draft: Model | None, config: DecodeConfig, limits: Limits):
         self.target, self.draft, self.limits = target, draft, limits
-        self.config = replace(config, measure=MEASURED_EVERY)
+        self.config = replace(config, measure=MEASURED_EVERY, measure_first=MEASURED_AT_FIRST)
         self.batch = Batch(target, draft, self.config, limits.rows, limits.tokens_in_cache)
         self.room = limits.tokens_in_cache - self.batch.slack  # the most tokens that one row may come to
         self.submitted: list[Request] = []  # which the thread has not taken yet

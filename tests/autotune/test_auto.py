@@ -334,6 +334,14 @@ def test_a_plain_step_s_seconds_are_told_once_they_are_well_known() -> None:
     assert policy.plain_seconds is None
     policy.choose(1)
     assert policy.plain_seconds == pytest.approx(policy.profile.costs(1).plain)
+    for busy in ("has_busy_steps", "is_disturbed"):  # a ratio to steps of another time would mean nothing
+        setattr(policy.profile, busy, True)
+        assert policy.plain_seconds is None
+        setattr(policy.profile, busy, False)
+    policy.recent_seconds, policy.recent_forecast = 2.0, 1.0
+    assert policy.plain_seconds is None, "steps take twice as long as when plain ones were timed"
+    policy.recent_seconds = 1.2
+    assert policy.plain_seconds == pytest.approx(policy.profile.costs(1).plain)
     timing, unknown = auto(profile(by_rows={1: costs(0.25, 1.5, 0.5)}), budget=math.inf), auto(Profile({}))
     for policy in timing, unknown:
         policy.choose(1)

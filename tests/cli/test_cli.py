@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -358,17 +359,45 @@ def test_a_hint_where_drafting_does_not_pay():
         assert "too little to tell" in (hint(info, plain, "44", prompts) or "")
 
 
+@pytest.mark.parametrize("compares", [True, False])
 @pytest.mark.parametrize("busy", [[True, False], [False, True], [False, False]])
-def test_a_comparison_on_a_busy_machine_says_that_it_means_nothing(monkeypatch, capsys, busy):
+def test_a_busy_machine_is_named_in_place_of_ratios(monkeypatch, capsys, busy, compares):
     answers = iter([*busy, *busy[1:] * 9])
     monkeypatch.setattr("multidraft.cli.report.is_busy", lambda: next(answers))
     report = Report({"tree": "1"}, None)
-    report.info = report.plain = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 1.0))
-    report.add_record(Prompt(0, "", "", ""), "", {})
+    info = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 0.5))
+    report.add([Prompt(0, "", "", "")], ([""], info), ([""], info) if compares else None, {})
     report.print(as_json=False)
-    notes = capsys.readouterr().err
-    assert ("the machine is busy" in notes) == any(busy)
-    assert ("too little to tell" in notes) != any(busy)
+    shown = capsys.readouterr()
+    assert ("the machine is busy" in shown.err) == any(busy)
+    assert ("too little to tell" in shown.err) == (compares and not any(busy))
+    assert ("busy" in shown.out, bool(re.search(r"\b1\.00\b", shown.out))) == (
+        compares and any(busy),
+        compares and not any(busy),
+    )
+    assert (report.as_dict()["speedup"] is None) == (not compares or any(busy))
+    assert report.as_dict()["busy"] == any(busy)
+
+
+@pytest.mark.parametrize(
+    ("facts", "rows"),
+    [
+        ({"draft_steps": 2, "drawing_passes": 2, "measured": 2}, ["not measured (2 steps with drafts)"] * 2),
+        ({"draft_steps": 1, "drawing_passes": 1, "acceptance": 0.0}, ["not measured (1 step with drafts)"] * 2),
+        ({"draft_steps": 9, "drawing_passes": 9, "acceptance": 4.5}, ["0.500", "unknown"]),
+        (
+            dict(draft_steps=9, drawing_passes=9, measured=9, expected_acceptance=4.5, expected_squares=2.97)
+            | dict(optimal_acceptance=5.4, gaps=9, gap=0.9, gap_squares=0.16),
+            ["0.500 ± 0.100", "0.600 (+0.100 ± 0.031)"],
+        ),
+    ],
+)
+def test_acceptance_is_shown_with_its_error_or_not_at_all(facts, rows):
+    """Nine rates with a variance of 0.09 have a mean with an error of 0.1; that of the gap is another."""
+    report = Report({"tree": "1"}, None)
+    report.info = Info(tokens=9, row_passes=9, **facts)
+    shown = {name.strip(): value for name, value, _ in report.summary_rows()}
+    assert [shown["acceptance rate"], shown["optimal acceptance rate"]] == rows
 
 
 def test_trees_are_told_by_their_shares_and_long_names_by_their_size():

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,23 @@ def test_results_of_another_run_are_refused_and_a_trace_is_not_written_over(gene
     ends_with_advice(generate("--jsonl", file, "--seed", 3, "--limit", 1), "seed 0 instead of 3")
     assert "would be lost" in generate("--jsonl", file, "--trace", trace, "--limit", 1).stderr.splitlines()[-1]
     assert (file.read_bytes(), trace.read_bytes()) == content
+
+
+@pytest.mark.parametrize(("batch", "stop"), [(1, 5), (3, 12)])
+def test_ctrl_c_prints_the_texts_so_far_and_the_report(generate, whole, monkeypatch, batch, stop):
+    """Also in the first batch, of which nothing is printed before its end if it has several rows."""
+    stop_at(monkeypatch, call=2, tokens=stop)
+    result = generate("--batch", batch)
+    assert result.exit_code == 130
+    printed = []
+    for record, prompt in zip(whole[:batch], ("the old", "a storm", "alone"), strict=False):
+        text = result.stdout.partition(f"── {record['id']} ──")[2].splitlines()[1]
+        printed.append(text.removeprefix(prompt))
+        assert record["text"].startswith(printed[-1])
+    assert any(printed)  # the beginning of a character is held back
+    tokens = re.search(r"^ +tokens +(\d+)", result.stdout, re.MULTILINE)
+    assert tokens
+    assert stop <= int(tokens[1]) < batch * 6
 
 
 def test_a_partial_text_is_kept_during_plain_decoding_too(generate, whole, monkeypatch):
@@ -229,8 +247,9 @@ def test_a_note_stands_on_a_line_without_a_progress_bar(capsys):
 
     for _ in tqdm(range(2), desc="decoding", mininterval=0):
         terminal.note("note")
-    lines = [line.split("\r")[-1] for line in capsys.readouterr().err.split("\n")]
-    assert lines.count("note") == 2
+    error = capsys.readouterr().err  # a file: a line of it has a bar or a note
+    lines = [line.split("\r")[-1] for line in error.split("\n")]
+    assert lines.count("note") == error.split("\n").count("note") == 2
     assert "100%" in lines[-2]
 
 

@@ -80,14 +80,14 @@ def wait_for_end(page: Page) -> None:
     expect(page.locator("#send")).to_have_text("Send", timeout=MAX_WAIT)
 
 
-def write_answer(page: Page, text: str, end: str = "stop", last: str = "data: [DONE]\n\n") -> None:
+def write_answer(page: Page, text: str, end: str = "stop", last: str = "data: [DONE]\n\n", busy: bool = False) -> None:
     """Let every answer be this text, in pieces of 7 characters with a tree each."""
     pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
     tree = [{"text": "root", "parent": None, "accepted": True}, {"text": "<b>", "parent": 0, "accepted": True}]
 
     def event(count: int, shown: str, nodes: list[Any], finish: str | None) -> str:
         kinds = {"pieces": [{"text": shown, "kind": "accepted"}], "tree": nodes}
-        speed = {"prompt_tokens_read": 9, "plain_seconds": 1.0}
+        speed = {"prompt_tokens_read": 9, "plain_seconds": 1.0, "busy": busy}
         choice = {"index": 0, "delta": {"content": shown}, "finish_reason": finish, "multidraft": kinds | speed}
         return (
             f"data: {json.dumps({'choices': [choice], 'usage': {'prompt_tokens': 9, 'completion_tokens': count}})}\n\n"
@@ -155,6 +155,15 @@ def test_times_plain_is_shown_where_the_server_knows_it(open_page):
     exchange = ask(page, "Go on")
     wait_for_end(page)
     expect(exchange.locator(".foot")).to_contain_text(re.compile(r"15 tokens · 1.00 a pass · [\d.]+ times plain"))
+
+
+def test_a_busy_machine_is_named_in_place_of_the_ratio(open_page):
+    page = open_page()
+    write_answer(page, "word " * 20, busy=True)
+    exchange = ask(page, "Go on")
+    wait_for_end(page)
+    expect(exchange.locator(".foot")).to_contain_text("1.00 a pass · busy")
+    expect(exchange.locator(".foot")).not_to_contain_text("times plain")
 
 
 def test_stop_escape_regenerate_and_delete(open_page):

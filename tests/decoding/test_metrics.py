@@ -11,9 +11,9 @@ from torch import Tensor
 import multidraft as md
 from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_state
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import Plan, StaticTree
 from multidraft.decoding.record import Emitted, StepRecord
-from multidraft.decoding.state import MEASURED_EVERY_STEPS, DecodeConfig, Scored
+from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, DecodeConfig, Scored
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.table import TableModel, random_table
@@ -92,8 +92,11 @@ def test_without_measuring_all_but_the_optimum_is_the_same():
         runs[measure] = info.as_dict()
     optimum = runs[1].pop("optimal_acceptance_rate")
     assert 0 < optimum <= 1
-    assert 0 < runs[1].pop("acceptance_error") < 0.5
-    assert runs[False].pop("optimal_acceptance_rate") is runs[False].pop("acceptance_error") is None
+    for name in ("acceptance_error", "gap_error"):
+        assert 0 < runs[1].pop(name) < 0.5
+        assert runs[False].pop(name) is None
+    assert runs[False].pop("optimal_acceptance_rate") is None
+    assert (runs[1].pop("measured_steps"), runs[False].pop("measured_steps")) == (runs[1]["target_passes"], 0)
     for report in runs.values():
         del report["seconds"], report["tokens_per_second"]
     assert runs[1] == runs[False]
@@ -183,8 +186,8 @@ def test_the_acceptance_rate_is_not_above_its_optimum(name: str) -> None:
         settings = dict(scheme=name, tree="3", max_new_tokens=tokens, generator=torch.Generator().manual_seed(seed))
         settings["measure"] = 1
         _, info = md.generate(*models, [[0]], **settings)
-        assert info.acceptance_rate <= info.optimal_acceptance_rate + 4 * info.acceptance_error + 1e-12
-        assert (info.acceptance_error == 0) == (name != "anchored:lorenz")
+        assert info.acceptance_rate <= info.optimal_acceptance_rate + 4 * info.gap_error + 1e-12
+        assert (info.gap_error == 0) == (name != "anchored:lorenz")
         above.append(info.acceptance / info.row_passes > info.optimal_acceptance_rate)
     assert any(above) or name == "iid:naive", "what was drawn is above the optimum now and then"
 
@@ -192,9 +195,19 @@ def test_the_acceptance_rate_is_not_above_its_optimum(name: str) -> None:
 def test_the_error_is_that_of_the_difference() -> None:
     """Three differences of 0.1, 0.2 and 0.6: mean 0.3, standard deviation sqrt(0.07)."""
     info = Info(measured=4, gaps=3, gap=0.9, gap_squares=0.41)
-    assert info.acceptance_error == pytest.approx((3 * 0.07) ** 0.5 / 4)
-    assert (info + info).acceptance_error == pytest.approx((6 * 0.28 / 5) ** 0.5 / 8)
-    assert math.isnan(Info(measured=1, gaps=1, gap=0.1, gap_squares=0.01).acceptance_error)
+    assert info.gap_error == pytest.approx((3 * 0.07) ** 0.5 / 4)
+    assert (info + info).gap_error == pytest.approx((6 * 0.28 / 5) ** 0.5 / 8)
+    assert math.isnan(Info(measured=1, gaps=1, gap=0.1, gap_squares=0.01).gap_error)
+
+
+def test_the_acceptance_rate_has_the_error_of_an_average_and_one_step_has_none() -> None:
+    """Rates of 0.1, 0.4 and 0.7: mean 0.4, standard deviation 0.3; of one step no error is known, and 0 is none."""
+    info = Info(measured=3, expected_acceptance=1.2, expected_squares=0.66)
+    assert (info.acceptance_rate, info.acceptance_error) == pytest.approx((0.4, 0.3 / 3**0.5))
+    single = Info(measured=1, expected_acceptance=0.0)
+    assert math.isnan(single.acceptance_error)
+    assert single.as_dict()["acceptance_error"] is single.as_dict()["gap_error"] is None
+    assert Info(row_passes=3).as_dict()["acceptance_rate"] is None, "nothing was drafted"
 
 
 @pytest.mark.parametrize("tree", ["1", "2"])
@@ -213,12 +226,39 @@ def test_a_walker_that_asks_twice_does_not_double_the_acceptance(tree: str) -> N
     assert infos[0].acceptance == infos[1].acceptance > 0
 
 
-def test_by_default_few_steps_are_compared_with_the_optimum_and_every_second_is_counted() -> None:
-    """What a run says of itself must neither cost much nor be left out of its time."""
-    models, began = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2)), time.perf_counter()
-    _, info = md.generate(*models, [[0]], tree="2x1", max_new_tokens=60)
-    assert 0 < info.measured <= info.row_passes / MEASURED_EVERY_STEPS + 1
+class Seldom(StaticTree):
+    """Drafts in every second step only, as `auto` may."""
+
+    def begin(self, rows: int) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        return super().plan(trees, depth) if self.steps % 2 else Plan([[]] * len(trees))
+
+    def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
+        return super().counts(trees, depth) if self.steps % 2 else [{} for _ in trees]
+
+
+def test_steps_without_drafts_are_no_part_of_the_acceptance_rate() -> None:
+    """The draft is always right: whatever share of the steps has one, 1.0 of those are accepted, and 0 of none."""
+    info = counted("1", draft=lambda prefix: successor(1)[prefix[-1]], measure=True)
+    seldom = counted(Seldom(Tree.parse("1")), draft=lambda prefix: successor(1)[prefix[-1]], measure=True)
+    assert seldom.row_passes > info.row_passes == info.measured
+    assert 0 < seldom.draft_steps == seldom.measured < seldom.row_passes
+    assert seldom.acceptance_rate == seldom.optimal_acceptance_rate == 1
+
+
+def test_by_default_thirty_steps_are_compared_with_the_optimum_then_few_and_every_second_is_counted() -> None:
+    """What a run says of itself must mean something, cost little, and not be left out of its time."""
+    models, began = [TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2)], time.perf_counter()
+    _, info = md.generate(*models, [[0]], tree="2x1", max_new_tokens=200)
+    steps_left = info.row_passes - MEASURED_AT_FIRST
+    assert steps_left > 2 * MEASURED_EVERY_STEPS
+    assert info.measured - MEASURED_AT_FIRST == pytest.approx(steps_left / MEASURED_EVERY_STEPS, abs=1)
+    _, sparse = md.generate(*models, [[0]], tree="2x1", max_new_tokens=60, measure=MEASURED_EVERY_STEPS)
+    assert sparse.measured <= sparse.row_passes / MEASURED_EVERY_STEPS + 1, "a number of steps is taken at its word"
     assert info.seconds["measure"] > 0
+    assert info.decoding_seconds == info.total_seconds - info.seconds["measure"]
     assert info.total_seconds == sum(info.seconds.values()) <= time.perf_counter() - began
 
 

@@ -192,6 +192,7 @@ def test_how_much_of_a_prompt_is_read_is_told_where_it_is_asked_for(toy):
     assert (start, read) == (0, list(range(read[0], 18, 4)))  # the first piece goes on from what the cache has of it
     assert read[-1] == 17
     assert {choice["multidraft"]["plain_seconds"] for choice in choices} == {None}  # of a fixed tree no step is plain
+    assert {type(choice["multidraft"]["busy"]) for choice in choices} == {bool}
     assert all(chunk["choices"][0]["text"] for chunk in events(toy, COMPLETIONS, body))
 
 

@@ -53,6 +53,6 @@ def cells(row: str, column: str | float, info: Info, plain: Info, base: Info | N
     """What a run adds; all runs of a prompt make as many tokens, so that seconds and passes can be compared."""
     yield Cell(ACCEPTANCE, row, column, info.accepted, info.accepted + info.recovered)
     yield Cell(EFFICIENCY, row, column, info.row_passes + info.accepted, info.row_passes)
-    yield Cell(SPEED, row, column, plain.total_seconds, info.total_seconds)
+    yield Cell(SPEED, row, column, plain.decoding_seconds, info.decoding_seconds)
     if base is not None:
         yield Cell(FEWER, row, column, base.row_passes, info.row_passes)
