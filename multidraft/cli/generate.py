@@ -147,7 +147,7 @@ def generate(
     if not in_shards:
         output.check(source, source.prompts, form.json_schema, models.target, models.draft, drafting.plan)
     if run.ray is None:  # else they are where the workers are
-        check_names(target, draft)
+        check_names(target, draft, engine)
     job.check()
     if in_shards:
         folder = output.shards_folder(source.is_conversation)

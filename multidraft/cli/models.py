@@ -265,7 +265,7 @@ def resolve(name: str, role: str, loader: Loader) -> str:
             advice = f"which --engine {engine} needs; give one, or leave out --engine"
             raise AdviceError(f"{name!r} is no GGUF file, {advice}")
         return name
-    check_file(name)
+    check_file(name, engine)
     path = Path(name).expanduser()
     if engine == TRANSFORMERS:
         from multidraft.io.files import cache
@@ -275,23 +275,26 @@ def resolve(name: str, role: str, loader: Loader) -> str:
     return str(path)
 
 
-def check_names(target: str, draft: str) -> None:
-    """Raise where a target or draft is a path that leads nowhere, or is not installed; nothing heavy is imported."""
+def check_names(target: str, draft: str, engine: str | None = None) -> None:
+    """Raise where a target or draft leads nowhere, is not installed or not read; nothing heavy is imported."""
     for name, role in [(target, "target"), *((name, "draft") for name in models_in(parse(draft)))]:
         if name == EMBEDDED:
             embedded(role)
         elif name == SMOLLM2:
             check_smollm2(role)
         elif is_file(name):
-            check_file(name)
+            check_file(name, engine)
         else:
             check_folder(name)
 
 
-def check_file(name: str) -> None:
-    """Raise where a file is missing."""
+def check_file(name: str, engine: str | None) -> None:
+    """Raise where a file is missing, or the engine does not read it."""
+    from multidraft.models.gguf.choice import check_readable
+
     if not Path(name).expanduser().is_file():
         raise AdviceError(f"there is no file {name!r}; check the path")
+    check_readable(Path(name).expanduser(), engine)
 
 
 def check_smollm2(role: str) -> None:

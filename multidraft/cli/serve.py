@@ -98,7 +98,7 @@ def serve(
     o.check_drafting(drafting.scheme, drafting.tree, drafting.plan)
     pair = default_pair(models.target, models.draft, Loader(models.engine).heads_pay)
     if engines.ray is None:  # else they are where the workers are
-        check_names(*pair)
+        check_names(*pair, models.engine)
     names, template = tuple(server.name or ()), template_of(chat_template)
     shared = asdict(models) | asdict(drafting) | {"limits": Limits(**asdict(limits)), "threads": engines.threads}
     serving = Serving(**shared, names=names, api_key=server.api_key, template=template)

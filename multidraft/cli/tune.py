@@ -90,7 +90,7 @@ def tune(
         files.check_picture(plot, [prompts, models.target, models.draft, out])
     for value in temperatures:
         check("temperature", value)
-    check_names(*default_pair(models.target, models.draft, loader.heads_pay))
+    check_names(*default_pair(models.target, models.draft, loader.heads_pay), engine)
     entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
 
     import multidraft as md

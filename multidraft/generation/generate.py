@@ -97,8 +97,8 @@ def generate(
 
     **What comes out.** `stream` is a Hugging Face streamer, or a function `stream(row, emitted)` that is called after
     every step. `logprobs=True` (or the number of alternatives) fills `info.logprobs`. `trace(record)` is told what was
-    drawn and decided. `measure=True` compares acceptance with the optimum every 16 steps; a number says how often.
-    `compile=True` compiles the steps of Hugging Face models, which takes a while and pays in long runs.
+    drawn and decided. `measure=True` compares acceptance with the optimum in thirty steps, then every 16; a number says
+    how often. `compile=True` compiles the steps of Hugging Face models, which takes a while and pays in long runs.
 
     Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
     is raised when the other rows are done, and holds their tokens.

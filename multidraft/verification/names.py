@@ -32,9 +32,9 @@ MAX_NEAR, LONGEST_NAME = 3, 100  # names that are shown for one that is unknown,
 
 def check_name(text: str) -> None:
     """Raise on a scheme that does not exist, if that can be told without importing what registers or has schemes."""
-    name, _, settings = text.partition(",")
+    name = text.partition(",")[0]
     may_be_registered = "multidraft.verification.registry" in sys.modules or name.split(":")[0] in sys.modules
-    if name in SCHEME_NAMES or may_be_registered or "law" in settings:
+    if name in SCHEME_NAMES or may_be_registered:
         return
     listed_names = installed_names()
     if listed_names is not None and name not in listed_names:

@@ -1,16 +1,15 @@
 """The one list of schemes: ours, those that other packages bring, and those that a user registers."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from typing import Any
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, shown, shown_error
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
 from multidraft.verification.names import ENTRY_POINT_GROUP, unknown
@@ -60,6 +59,7 @@ SCHEMES: dict[str, Entry] = {
     "distinct:recursive_rejection": Entry(Distinct, recursive_rejection, "SpecInfer", PASSES, rate_of_rejection),
     "distinct:naive": Entry(Distinct, naive, MCSD, LOOK_UP, rate_of_distinct),
 }
+NOTES = logging.getLogger("multidraft")
 BUILT_IN_NAMES = frozenset(SCHEMES)
 PACKAGED_NAMES = set(BUILT_IN_NAMES)  # with those that installed packages bring
 
@@ -101,10 +101,13 @@ def entry_of(name: str, function: Callable[..., Any], law: object, **details: An
 
 @cache
 def entries() -> dict[str, Entry]:
-    """Every scheme, once installed packages have registered theirs."""
+    """Every scheme, once installed packages have registered theirs; one that fails does not stop the others."""
     before = set(SCHEMES)
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP)):
-        point.load()()
+        try:
+            point.load()()
+        except Exception as error:  # whatever a package of others may do
+            NOTES.warning("the schemes of %s are left out, for it fails with %s", point.value, shown_error(error))
     PACKAGED_NAMES.update(SCHEMES.keys() - before)
     return SCHEMES
 
@@ -115,7 +118,7 @@ def scheme(
     """The scheme `law:rule` with `drafts` drafts a node; `settings` are the law's and the rule's.
 
     Settings may follow the name too: "anchored:lorenz,anchors=2". Instead of a name, `name` may be a scheme, a rule
-    from outside with its `law` (see `register`), or where to import one from: "module:rule,law=iid".
+    from outside with its `law` (see `register`), or its place in a module that is imported: "module:rule,law=iid".
 
     >>> import torch
     >>> scheme("iid:lorenz", drafts=2).acceptance_rate(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
@@ -168,7 +171,7 @@ def resolve(text: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             raise AdviceError(f"{key} is no setting in a scheme's name; give the number of drafts beside it")
         if settings.setdefault(key, value) != value:
             raise AdviceError(f"{key} is set to {value} in the name and to {settings[key]} beside it; set it once")
-    return name if name in SCHEMES or name in entries() else imported(name, "law" in settings), settings
+    return name if name in SCHEMES or name in entries() else imported(name), settings
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -182,33 +185,17 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def imported(name: str, has_law: bool) -> Any:
-    """What `module:function` names; raises where there is no such module.
-
-    A module that nobody has imported yet is imported only where a law is given beside the name, as no registered name
-    needs one: a name that is mistyped must not run code.
-    """
+def imported(name: str) -> Any:
+    """What `module:function` names in a module that has been imported: a name alone, mistyped say, runs no code."""
     module, _, attribute = name.partition(":")
-    if module not in sys.modules and not (has_law and can_import(module)):
+    if module not in sys.modules:
         raise AdviceError(unknown(name, SCHEMES))
-    try:
-        function = getattr(import_module(module), attribute, None)
-    except Exception as error:  # whatever a module of others may do
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise AdviceError(f"importing the module {module} fails with {what}; mend it") from error
+    function = getattr(sys.modules[module], attribute, None)
     if function is None:
         raise AdviceError(
             f"the module {module} has no {attribute or 'rule of an empty name'}; {unknown(name, SCHEMES)}"
         )
     return function
-
-
-def can_import(module: str) -> bool:
-    """Whether there is such a module; one in the current folder only where Python looks there anyway."""
-    try:
-        return find_spec(module) is not None
-    except Exception:  # of a name that is none, or of the packages that it is in
-        return False
 
 
 def schemes() -> list[dict[str, object]]:

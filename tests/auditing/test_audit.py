@@ -345,14 +345,16 @@ def test_command_advises_on_one_line() -> None:
 def test_command_fails_where_a_verdict_is_not_the_expected_one(monkeypatch) -> None:
     """`--all` on one scheme and two mutants, one of which turns out not to be guilty."""
     guilty = "forgets the residual"
-    monkeypatch.setattr("multidraft_research.cli.audit.schemes", lambda: ["iid:naive"])
+    monkeypatch.setitem(SCHEMES, "mine:broken", None)
+    md.register("mine:broken", law="iid", rule=lambda p, q, x: 1 / 0)
+    monkeypatch.setattr("multidraft_research.cli.audit.schemes", lambda: ["mine:broken", "iid:naive"])
     innocent = dataclasses.replace(MUTANTS[guilty], law="top", rule=EXAMPLES["matching"])
     monkeypatch.setattr("multidraft_research.audits.mutants.MUTANTS", {guilty: MUTANTS[guilty], "innocent": innocent})
     arguments = ["--all", "--vocabulary", "64", "--trials", "5000", "--trees", "2"]
     result = audit(*arguments, "--json")
     assert result.exit_code == 1
     as_expected = {item["name"]: item["as_expected"] for item in json.loads(result.stdout)["audits"]}
-    assert as_expected == {"iid:naive": True, guilty: True, "innocent": False}
-    assert "Not as expected: innocent." in audit(*arguments).output
+    assert as_expected == {"mine:broken": False, "iid:naive": True, guilty: True, "innocent": False}
+    assert "Not as expected: mine:broken; mine:broken; innocent." in audit(*arguments).output
     monkeypatch.setattr("multidraft_research.audits.corners.ROUNDING", {torch.float64: 1e-20, torch.float32: 1e-20})
     assert audit("iid:lorenz", "--corners", "25").exit_code == 1  # an error that rounding does not excuse

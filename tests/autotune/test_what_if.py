@@ -92,7 +92,7 @@ def test_passes_are_timed_and_never_fall():
 def test_the_command_names_trees():
     options = ["tune", "--target", "embedded", "--budget", 0, "--what-if", 0.0, "--what-if", 1.0]
     report = printed(*options)
-    assert [report["gains"][0][name] for name in ("tree", "tokens", "times_plain")] == ["", 1.0, 1.0]
+    assert [report["gains"][0][name] for name in ("tree", "tokens", "times_plain")] == ["none", 1.0, 1.0]
     assert set(report["milliseconds"]) == {*map(str, TOKEN_COUNTS)}
     shown = run(*options, "--drafter-share", 0.5).stdout
     assert "0.5 of the target's pass" in shown

@@ -3,16 +3,19 @@
 import copy
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from ggufs import pair_files, tiny_file, to_gguf, window_file
+from ggufs import pair_files, tiny_file, to_gguf, window_file, window_model
 from tiny import tiny_model
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.gguf import to_hugging_face
+from multidraft.models.gguf import IK_LLAMA_CPP, to_hugging_face
+from multidraft.models.gguf.choice import check_readable
 from multidraft.models.gguf.to_hugging_face import folder_of, read
 from multidraft.models.loading import load_model, load_tokenizer
 from multidraft.zoo import load_pair
@@ -36,6 +39,39 @@ def test_every_weight_comes_back_and_the_configuration_gives_the_same_logits(fam
     tokens = torch.arange(12)[None]
     with torch.inference_mode():
         assert again(tokens).logits.equal(model(tokens).logits)
+
+
+def test_another_family_is_converted_by_transformers_or_refused(tmp_path, monkeypatch, caplog):
+    """Gemma 3: with its windows and its scale, which transformers' own code leaves at their defaults."""
+    tokenizer = load_pair().tokenizer  # in place of the file's, which has none
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
+    folder, model = folder_of(window_file(), tmp_path, torch.float32), window_model()
+    again, tokens = load_model(str(folder)), torch.arange(24)[None]  # longer than the window
+    assert (again.config.layer_types, again.config.query_pre_attn_scalar) == (model.config.layer_types, 8)
+    with torch.inference_mode():
+        assert (again(tokens).logits - model(tokens).logits).abs().max() < 1e-4 * model(tokens).logits.abs().max()
+    assert "converts the family gemma3" in caplog.text
+    content = window_file().read_bytes()
+    (tmp_path / "other.gguf").write_bytes(content.replace(b"gemma3", b"plamo3"))
+    for engine in ("transformers", IK_LLAMA_CPP):
+        with pytest.raises(AdviceError, match=r"of the family 'plamo3'"):
+            check_readable(tmp_path / "other.gguf", engine)
+    with pytest.raises(AdviceError, match=r"plamo3 is not supported yet; llama.cpp reads it \("):
+        folder_of(tmp_path / "other.gguf", tmp_path, torch.float32)
+
+
+def test_a_file_that_nothing_reads_is_refused_before_torch_is_loaded(tmp_path):
+    """As an error in the first second is worth more than one in the tenth."""
+    (tmp_path / "other.gguf").write_bytes(window_file().read_bytes().replace(b"gemma3", b"plamo3"))
+    script = (
+        "import sys; from multidraft.cli.models import check_names; from multidraft.errors import AdviceError\n"
+        "try:\n    check_names(sys.argv[1], 'lookup', 'transformers')\n"
+        "except AdviceError as error:\n    print(error, 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "other.gguf")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "llama.cpp reads it" in printed
+    assert printed.endswith("False\n")
 
 
 def test_a_llama_whose_queries_stay_in_the_order_of_the_file_is_another(monkeypatch):

@@ -39,6 +39,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.models.table import TableModel, random_table
+from multidraft.verification import registry
 from multidraft.zoo import Pair
 
 NEW, DEAR = 8, 1e6
@@ -241,3 +242,18 @@ def test_the_table_of_acceptance_agrees_with_the_schemes(tmp_path) -> None:
     assert "anchored:lorenz" in {line["scheme"] for line in printed(*words)["results"]}
     assert "anchored:lorenz" in run(*words).stdout
     ends_with_advice(run("acceptance", "--capture", "nowhere"), "multidraft capture")
+    alone = printed(*words, "--scheme", "anchored:lorenz,anchors=1", "--scheme", "top:naive")["results"]
+    assert {line["scheme"] for line in alone} == {"anchored:lorenz,anchors=1", "top:naive"}
+    ends_with_advice(run(*words, "--scheme", "spechub:spechub", "--drafts", 3), "another number of drafts")
+
+
+def test_a_broken_rule_does_not_stop_the_others(tmp_path, monkeypatch) -> None:
+    """It is left out with a line, and is the error where it was asked for alone."""
+    monkeypatch.setitem(registry.SCHEMES, "mine:broken", None)  # forgotten after the test
+    md.register("mine:broken", law="iid", rule=lambda p, q, x: 1 / 0)
+    words = ["acceptance", "--capture", keep(tmp_path, random_pairs(2, 20, seed=0)), "--temperature", 1, "--drafts", 2]
+    result = run(*words, "--json")
+    assert len({line["scheme"] for line in json.loads(result.stdout)["results"]}) >= 14
+    assert "mine:broken is left out: the rule mine:broken fails with ZeroDivisionError" in result.stderr
+    failed = run(*words, "--scheme", "mine:broken")
+    assert (failed.exit_code, "ZeroDivisionError" in failed.stderr) == (2, True)

@@ -1,7 +1,9 @@
 """Rules from outside: registered, imported by name or passed on, they go wherever a scheme of ours does."""
 
+import importlib
 import runpy
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from multidraft.zoo import load_pair
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_rule.py"
 ONLY_EXACT = dict(drafts=2, vocabulary=())
+PLACES = "no_such_package:register", f"{__name__}:register_one"
 P, Q = torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5])
 
 
@@ -23,6 +26,11 @@ def naive(target, draft, drafted):
     """Accept where the target's own sample was drafted."""
     accept = target.gather(-1, drafted)
     return accept, target.scatter(-1, drafted, 0.0)
+
+
+def register_one() -> None:
+    """What a package's entry point does."""
+    md.register("mine:rule", law="iid", rule=naive)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +82,7 @@ def test_a_registered_rule_is_listed_and_found() -> None:
 @pytest.mark.parametrize("form", ["registered", "function", "imported", "wrong", "with a law"])
 def test_every_form_is_audited(form: str, module: str) -> None:
     md.register("mine:naive", law="iid", rule=naive)
+    importlib.import_module(module)
     forms = {
         "registered": lambda: md.audit("mine:naive", **ONLY_EXACT),
         "function": lambda: md.audit(md.scheme(naive, 1, law="iid"), vocabulary=()),
@@ -96,11 +105,15 @@ def test_no_name_runs_a_file_of_the_current_folder(name: str, module_folder: Pat
 
 
 @pytest.mark.parametrize("name", ["rules_of_mine:right", "rules_of_mine:rihgt"])
-def test_a_name_without_a_law_imports_nothing(name: str, module: str) -> None:
-    """As one of a registered scheme that is mistyped."""
+@pytest.mark.parametrize("law", [None, "iid"])
+def test_a_name_imports_nothing(name: str, law: str | None, module: str) -> None:
+    """Whether it is one of a registered scheme that is mistyped, or a place in a module that Python would find."""
+    with pytest.raises(md.AdviceError, match=r"unknown scheme.*imported first"):
+        md.scheme(name, law=law)
     with pytest.raises(md.AdviceError, match="unknown scheme"):
-        md.scheme(name)
+        md.scheme(f"{name},law=iid")
     assert module not in sys.modules
+    importlib.import_module(module)
     assert md.scheme("rules_of_mine:right", law="iid").law.name == "iid"
     with pytest.raises(md.AdviceError, match="has no rihgt"):
         md.scheme("rules_of_mine:rihgt", law="iid")
@@ -115,8 +128,16 @@ def test_the_command_line_imports_what_it_is_asked_to(name: str, module_folder: 
     ends_with_advice(run("--import", "no_such_module", "schemes"), "--import no_such_module fails with ModuleNotFound")
     (module_folder / "broken.py").write_text("raise OSError('several\\nlines')")
     ends_with_advice(run("--import", "broken", "schemes"), "--import broken fails with OSError: several lines")
-    with pytest.raises(md.AdviceError, match="importing the module broken fails with OSError: several lines"):
-        md.scheme("broken:rule", law="iid")  # the folder has been asked for
+
+
+def test_an_installed_package_that_fails_is_left_out(monkeypatch, caplog) -> None:
+    """The schemes of the others are there, and one line says which are not."""
+    points = [EntryPoint(f"p{n}", place, registry.ENTRY_POINT_GROUP) for n, place in enumerate(PLACES)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    schemes = registry.entries.__wrapped__()
+    assert "mine:rule" in schemes
+    (line,) = caplog.messages
+    assert line.startswith("the schemes of no_such_package:register are left out, for it fails with ModuleNotFound")
 
 
 def test_an_unknown_name_is_told_what_comes_closest() -> None:

@@ -1,30 +1,36 @@
-"""A Llama or Qwen of a GGUF file as a folder that transformers reads: dequantised once, then kept.
+"""A model of a GGUF file as a folder that transformers reads: dequantised once, then kept.
+
+Llama and Qwen are converted here; other families by transformers' own code, where it has any.
 
 A draft model with a part of its target's vocabulary has no tokenizer, but a list: `multidraft.target_ids` in its file,
 `target_ids` in its configuration.
 """
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError, optional
 from multidraft.io.fields import Number, Object, Whole
 from multidraft.io.fields import read as read_fields
 from multidraft.models.gguf import header
+from multidraft.models.gguf.choice import BY_LLAMA_CPP, CONVERTED_FAMILIES
 from multidraft.models.gguf.keeping import kept
-from multidraft.models.loading import MAX_SIZES, reason
+from multidraft.models.loading import MAX_SIZES, check_whole, reason
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
+NOTES = logging.getLogger("multidraft")
 UNREADABLE_REASON = "which only llama.cpp reads; decode with the file itself"
 OUTPUT = "output.weight"
-FAMILIES = ("llama", "qwen2", "qwen3")
+LAYER_KINDS = "sliding_attention", "full_attention"  # transformers' names
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # of which queries are scaled otherwise than by a head's size
 SETTINGS = {  # what a file says of its family, and what transformers calls it
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -56,7 +62,7 @@ FIELDS = Object(
 def folder_of(path: Path, cache: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     """The folder below `cache` with model and tokenizer of a GGUF file; made now, in seconds, if it is not there.
 
-    Raises AdviceError where the file is of another family than Llama, Qwen2 and Qwen3, or where nothing can be kept.
+    Raises AdviceError where neither this nor transformers converts the file's family, or where nothing can be kept.
     """
     return kept(path, cache, str(dtype).removeprefix("torch."), lambda folder: convert(path, folder, dtype))
 
@@ -65,6 +71,13 @@ def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
     """Write what a GGUF file holds as `save_pretrained` would; the tokenizer is what transformers reads."""
     from transformers import AutoTokenizer
 
+    header.check(path)
+    if header.family(path) not in CONVERTED_FAMILIES:
+        model, tokenizer = converted_by_transformers(path, dtype)
+        for part in (model.config, tokenizer):
+            part.save_pretrained(folder)
+        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        return
     config, weights = read(path, dtype)
     config.save_pretrained(folder)
     if not hasattr(config, "target_ids"):
@@ -72,6 +85,37 @@ def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
             raise AdviceError(f"{str(path)!r} has no tokenizer; get a file that was converted with its own")
         AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def converted_by_transformers(path: Path, dtype: torch.dtype) -> tuple["PreTrainedModel", Any]:
+    """Model and tokenizer of a file of another family; raises AdviceError where transformers does not read all."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    causal: Any = AutoModelForCausalLM  # whose type does not say what comes with output_loading_info
+    family, metadata = header.family(path), header.read(path, header.scan)
+    check_positions(path.name, header.text(path, f"{family}.rope.scaling.type".encode()))
+    NOTES.warning("transformers' own code converts the family %s, which was not tried here with every model", family)
+    try:
+        place: dict[str, Any] = dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+        model, loading = causal.from_pretrained(**place, dtype=dtype, output_loading_info=True)
+    except Exception as error:  # whatever a file may lead to
+        raise AdviceError(f"transformers does not read {path.name}: {reason(error)}; {BY_LLAMA_CPP}") from None
+    check_whole(path.name, loading)
+    config: Any = model.config
+    config.architectures = [type(model).__name__]
+    if family in LAYERS_OF_27B:  # a file does not say it
+        is_27b = config.num_hidden_layers == LAYERS_OF_27B[family]
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if is_27b else config.head_dim
+    if isinstance(period := metadata.get(f"{family}.attention.sliding_window_pattern".encode()), int):
+        config.layer_types = [LAYER_KINDS[(layer + 1) % period == 0] for layer in range(config.num_hidden_layers)]
+    return model, tokenizer
+
+
+def check_positions(name: str, scaling: object) -> None:
+    """Raise where positions are scaled, which nothing here reads from a file."""
+    if scaling not in (None, "none"):
+        raise AdviceError(f"{name} is a model with scaled positions, {UNREADABLE_REASON}, or give its safetensors")
 
 
 def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Tensor]]:
@@ -97,10 +141,9 @@ def described(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[
         raise AdviceError(f"{str(path)!r} is no whole GGUF file; get it again") from None
     metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
     family = str(metadata.get("general.architecture"))
-    scaled = metadata.get(f"{family}.rope.scaling.type", "none") != "none"
-    if family not in FAMILIES or scaled:
-        what = "with scaled positions" if scaled else f"of the family {family!r}"
-        raise AdviceError(f"{path.name} is a model {what}, {UNREADABLE_REASON}, or give its folder of safetensors")
+    check_positions(path.name, metadata.get(f"{family}.rope.scaling.type"))
+    if family not in CONVERTED_FAMILIES:
+        raise AdviceError(f"{path.name} is of the family {family!r}, which nothing here converts; {BY_LLAMA_CPP}")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     settings = {ours: metadata[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in metadata}
     settings = read_fields(FIELDS, settings, f"the metadata of {path.name}", "get the file again")

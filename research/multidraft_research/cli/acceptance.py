@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from multidraft_research.captures.recording import Recording
     from multidraft_research.studies.acceptance import Line
 
-SCHEME = "A scheme of yours beside those of the list, as in module:rule,law=iid; may be repeated."
+SCHEME = "Only this scheme, of the list or of yours, as in module:rule,law=iid; may be repeated. Default: all."
 
 
 def acceptance(
@@ -34,10 +34,13 @@ def acceptance(
 ) -> None:
     """Compare the acceptance rate of every scheme with the optimum of its drafts."""
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.studies.acceptance import random_pairs
+    from multidraft_research.studies.acceptance import cases, random_pairs
 
     temperatures, counts = temperature or [0.3, 0.7, 1.0], drafts or [2, 3, 4, 8]
     check(random, capture, target or draft, temperatures)
+    jobs = cases(temperatures, counts, scheme or [])
+    if not jobs:
+        raise AdviceError("no scheme is left: it takes another number of drafts, or several draft models")
     if random:
         pairs, source = random_pairs(random, 4096, seed), f"{random} random pairs"
     elif capture is not None:
@@ -45,7 +48,7 @@ def acceptance(
     else:
         pairs, source = recorded(Source(target, draft, prompts, limit), max_new_tokens, seed), target or "embedded pair"
     report(
-        measured(pairs, temperatures, counts, seed, scheme or []),
+        measured(pairs, jobs, seed),
         temperatures,
         counts,
         source,
@@ -66,16 +69,23 @@ def check(random: int, capture: Path | None, model: str | None, temperatures: li
         check_setting("temperature", temperature, "--temperature")
 
 
-def measured(
-    pairs: "Recording", temperatures: list[float], counts: list[int], seed: int, more_schemes: list[str]
-) -> "list[Line]":
-    """All lines of the table, with a progress bar."""
+def measured(pairs: "Recording", jobs: list[tuple[str, float, int]], seed: int) -> "list[Line]":
+    """All lines of the table, with a progress bar; a scheme that fails is left out, unless there is no other."""
     from tqdm import tqdm
 
-    from multidraft_research.studies.acceptance import cases, measure
+    from multidraft_research.studies.acceptance import Line, measure
 
-    jobs = cases(temperatures, counts, more_schemes)
-    return list(tqdm(measure(pairs, jobs, seed), total=len(jobs), desc="measuring", unit="case"))
+    lines, failures = list[Line](), dict[str, AdviceError]()
+    for job in tqdm(jobs, desc="measuring", unit="case"):
+        try:
+            lines += [] if job[0] in failures else measure(pairs, [job], seed)
+        except AdviceError as error:
+            failures[job[0]] = error
+    for name, failure in failures.items():
+        if not lines:
+            raise failure
+        terminal.note(f"{name} is left out: {failure}")
+    return lines
 
 
 def report(

@@ -112,7 +112,7 @@ def audit_all(drafts: int, settings: dict[str, Any], as_json: bool) -> bool:
 
     calls = [(group, name) for group in (SCHEMES, RANDOMISED) for name in schemes()]
     calls += [(MUTANT, name) for name in MUTANTS]
-    results = [run(group, name, drafts, settings) for group, name in bar("audit")(calls)]
+    results = [run_or_fail(group, name, drafts, settings) for group, name in bar("audit")(calls)]
     wrong = [item["name"] for item in results if not item["as_expected"]]
     if as_json:
         terminal.print_json({"as_expected": not wrong, "audits": [item["report"] for item in results]})
@@ -139,6 +139,18 @@ def size(name: str) -> int | None:
     from multidraft.verification.registry import scheme
 
     return None if scheme(name).entry.small else SIZE_OF_ALL
+
+
+def run_or_fail(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """The same for a rule that may be broken, which does not stop the audits of others."""
+    try:
+        return run(group, name, drafts, settings)
+    except AdviceError as error:
+        terminal.note(f"{name}: {error}")
+        numbers = {"name": name, "group": group, "as_expected": False, "error": str(error)}
+        return dict(
+            group=group, name=name, as_expected=False, row=[starred(name), "fails (!)", "", "", ""], report=numbers
+        )
 
 
 def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:

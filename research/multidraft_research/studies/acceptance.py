@@ -38,13 +38,11 @@ def random_pairs(count: int, vocabulary: int, seed: int) -> Recording:
     return Recording(target, target + 1.2 * torch.randn(count, vocabulary, generator=generator))
 
 
-def cases(
-    temperatures: list[float], drafts: list[int], more_schemes: Sequence[str] = ()
-) -> list[tuple[str, float, int]]:
-    """Every scheme, and `more` of them, with every temperature and number of drafts that it takes."""
+def cases(temperatures: list[float], drafts: list[int], schemes: Sequence[str] = ()) -> list[tuple[str, float, int]]:
+    """These schemes, or else every one, with every temperature and number of drafts that it takes."""
     # one recorded draft model cannot stand for several; rules of small vocabularies reach the optimum, shown anyway
-    laws = {name: entry.law for name, entry in entries().items() if not entry.small}
-    laws |= {name: type(scheme(name).law) for name in more_schemes}
+    laws = {name: type(scheme(name).law) for name in schemes}
+    laws = laws or {name: entry.law for name, entry in entries().items() if not entry.small}
     names = [name for name, law in laws.items() if not law.per_draft_distributions]
     return [(n, t, k) for t in temperatures for k in drafts for n in names if laws[n].fixed_drafts in (None, k)]
 
@@ -53,14 +51,15 @@ def measure(recording: Recording, jobs: list[tuple[str, float, int]], seed: int 
     """The lines of the table, one after another."""
     for name, temperature, drafts in jobs:
         target, draft = (distribution(x.double(), temperature) for x in (recording.target, recording.draft))
-        yield measure_scheme(
-            scheme(name, drafts=drafts), temperature, target, draft, torch.Generator().manual_seed(seed)
-        )
+        generator = torch.Generator().manual_seed(seed)
+        yield measure_scheme(name, scheme(name, drafts=drafts), temperature, target, draft, generator)
 
 
-def measure_scheme(s: Scheme, temperature: float, target: Tensor, draft: Tensor, generator: torch.Generator) -> Line:
+def measure_scheme(
+    name: str, s: Scheme, temperature: float, target: Tensor, draft: Tensor, generator: torch.Generator
+) -> Line:
     """Averages over positions."""
     rate, method = s.acceptance(target, draft, samples=TUPLES, generator=generator)
     error = float(rate.double().std() / len(target) ** 0.5)
     optimum = None if s.law.optimal is None else float(s.optimal_acceptance_rate(target, draft).mean())
-    return Line(s.name, temperature, s.drafts, float(rate.mean()), error, optimum, method)
+    return Line(name, temperature, s.drafts, float(rate.mean()), error, optimum, method)
