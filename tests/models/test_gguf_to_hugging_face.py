@@ -145,7 +145,7 @@ def test_what_only_llama_cpp_reads_is_advice(tmp_path, monkeypatch):
     (tmp_path / "text.gguf").write_text("no model")
     (tmp_path / "odd.gguf").write_bytes(tiny_file("llama").read_bytes().replace(b"blk.1.attn_q", b"blk.1.attn_x"))
     for path, message in (
-        (windows, r"family 'gemma3'.*only llama.cpp"),
+        (windows, "gemma3.*stating tokenizer 'no_vocab'.*; llama.cpp reads it"),
         (tmp_path / "scaled.gguf", "scaled positions"),
         (tmp_path / "none.gguf", "cannot read the model"),
         (tmp_path / "text.gguf", "is no GGUF file"),
