@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace import TraceFile
+    from multidraft.sampling.grammar import Grammar
 
 SEED_STRIDE = 1_000_003
 MIN_SHARD_PROMPTS = 16  # rounded up to whole batches; a stop loses at most one shard per worker
@@ -114,6 +115,16 @@ class Job:
 
         return sorted(text_ends(pair.target, pair.tokenizer, self.chat))
 
+    def grammar(self, tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> "Grammar | None":
+        """The form of the texts, if there is one; a chat may think before it."""
+        from multidraft.generation.text import thinking_of
+        from multidraft.sampling.grammar import Grammar
+
+        if self.schema is None:
+            return None
+        thinking = thinking_of(tokenizer, prompt.tokens, str(tokenizer.chat_template)) if self.chat else None
+        return Grammar(tokenizer, self.schema, thinking=thinking)
+
     def encoded(self, prompts: list[Prompt]) -> list[Prompt]:
         """The prompts, with their tokens filled in."""
         encode(prompts, self.models, self.chat)
@@ -196,7 +207,7 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
         stop_tokenizer=pair.tokenizer,
         trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
-        grammar=None if job.schema is None else md.Grammar(pair.tokenizer, job.schema),
+        grammar=job.grammar(pair.tokenizer, texts.prompts[0]),
         **job.settings,
     )
     return texts.close(), info

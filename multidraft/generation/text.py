@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from multidraft.errors import AdviceError
+from multidraft.sampling import thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -110,6 +111,14 @@ def closing_token_of(tokenizer: "PreTrainedTokenizerBase", template: str) -> int
         if closing := [token for token in tokens if is_marker(tokenizer, token)]:
             return closing[0]
     return None
+
+
+def thinking_of(tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], template: str) -> bool | None:
+    """Whether a chat's prompt has begun to think (True), the answer may begin with it (False), or neither (None)."""
+    end = decode(tokenizer, list(prompt[-2 * CONTEXT_TOKENS :])).rstrip()
+    if end.endswith(thinking.BEGIN):
+        return True
+    return None if thinking.END not in template or end.endswith(thinking.END) else False
 
 
 def is_marker(tokenizer: "PreTrainedTokenizerBase", token: int) -> bool:

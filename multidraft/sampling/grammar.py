@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from multidraft.errors import AdviceError, optional, shown
+from multidraft.sampling.thinking import Path, Thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,14 +25,14 @@ MAX_ERROR_CHARACTERS = 200
 MAX_KEPT_MASKS = 64  # of a row: a step asks twice for each node, for the draft and for the target
 WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"  # between two parts of a JSON text: small models would never end any more
 Mask = Bool[np.ndarray, " vocabulary"]
-Path = tuple[int, ...]  # new tokens
 
 
 class Grammar:
     """What a text must look like: by a JSON schema, a regular expression, or a grammar in llguidance's form of Lark.
 
     `tokenizer` is the target's. A row ends with an end-of-text token, which is allowed exactly where the text is
-    complete. Raises AdviceError on a grammar that is wrong, too large or not supported.
+    complete. `thinking` leaves the text up to `</think>` free: True where the prompt has begun to think, False where
+    the answer may begin with `<think>`. Raises AdviceError on a grammar that is wrong, too large or not supported.
 
     >>> from multidraft.zoo import load_pair
     >>> tokenizer = load_pair().tokenizer
@@ -47,8 +48,10 @@ class Grammar:
         *,
         regex: str | None = None,
         lark: str | None = None,
+        thinking: bool | None = None,
     ):
         self.text = grammar_text(json_schema, regex, lark)
+        self.thinking = None if thinking is None else Thinking(tokenizer, thinking)
         self.tokenizer = matcher_tokenizer(tokenizer)
         self.matcher = library().LLMatcher(self.tokenizer, self.text, log_level=0)
         self.check()
@@ -104,10 +107,21 @@ class PathMasks:
         return np.unpackbits(self.kept[path], count=self.vocabulary).view(bool)
 
     def computed(self, path: Path) -> Mask:
-        """The mask after a path, by the matcher."""
+        """The mask after a path: of its answer, and where that may begin with thinking of this, too."""
+        thinking = self.grammar.thinking
+        answer = path if thinking is None else thinking.answer_in(path)
+        tag = None if thinking is None else thinking.next_of_tag(path)
+        if answer is None or not self.ends.isdisjoint(path):
+            return np.zeros(self.vocabulary, bool)
+        is_answer = self.walk_to(answer)
+        forbidden = self.mask_here() if is_answer else np.full(self.vocabulary, tag is not None)
+        if tag is not None:
+            forbidden[tag] = False
+        return forbidden
+
+    def mask_here(self) -> Mask:
+        """The mask where the matcher is."""
         forbidden = np.zeros(self.vocabulary, bool)
-        if not self.ends.isdisjoint(path) or not self.walk_to(path):
-            return forbidden
         allowed, is_complete = allowed_tokens(self.matcher)[: self.vocabulary], self.matcher.is_accepting()
         if self.matcher.is_error():
             raise self.matcher_error()

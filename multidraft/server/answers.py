@@ -28,9 +28,10 @@ from multidraft.generation.text import REPLACEMENT, IncrementalDetokenizer, Text
 from multidraft.machine import is_busy
 from multidraft.server import TIMEOUT_ERROR, Refused
 from multidraft.server.bodies import GenerationBody
-from multidraft.server.calls import CallDelta, CallReader, calls_of
+from multidraft.server.calls import CallDelta, CallReader, ThoughtReader, calls_of
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
+from multidraft.server.structured import has_form
 
 LOG = logging.getLogger(__name__)
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -66,7 +67,10 @@ class Choice:
 
     def __init__(self, index: int, request: EngineRequest, service: Service, body: GenerationBody):
         self.index, self.request = index, request
-        self.calls = call_reader(body)
+        self.calls, self.has_form = call_reader(body), has_form(body)
+        mode = service.thinking(body, request.prompt)
+        separates = self.calls is not None or (self.has_form and mode is not None)
+        self.thoughts = ThoughtReader(mode is True, keeps_tags=not self.has_form) if separates else None
         stopping = body.stops, body.min_tokens or 0, bool(body.include_stop_str_in_output)
         self.text = TextReader[Origin](service.tokenizer, request.prompt, *stopping)
         self.num_tokens = 0
@@ -299,20 +303,33 @@ class Chat(Completion):
         role = {} if choice.has_sent else {"role": "assistant"}
         if streamed:
             return {"delta": role | self.delta(choice, fields["text"]), "logprobs": fields["logprobs"]}
-        content, deltas = self.split(choice, fields["text"])
+        thought, content, deltas = self.split(choice, fields["text"])
         calls = calls_of(deltas)
-        listed = {"tool_calls": [call.as_json() for call in calls]} if calls else {}
+        listed: Json = {"tool_calls": [call.as_json() for call in calls]} if calls else {}
+        listed |= {"reasoning_content": thought} if thought else {}
         message = role | {"content": None if calls and not content.strip() else content, "refusal": None} | listed
         return {"message": message, "logprobs": fields["logprobs"]}
 
     def delta(self, choice: Choice, text: str) -> Json:
         """What a piece of text adds to a message: text, calls, and more of a call's arguments."""
-        content, deltas = self.split(choice, text)
-        listed = {"tool_calls": [delta.as_json() for delta in deltas]}
-        return ({} if deltas and not content else {"content": content}) | (listed if deltas else {})
+        thought, content, deltas = self.split(choice, text)
+        listed: Json = {"tool_calls": [delta.as_json() for delta in deltas]} if deltas else {}
+        listed |= {"reasoning_content": thought} if thought else {}
+        return ({} if listed and not content else {"content": content}) | listed
 
-    def split(self, choice: Choice, text: str) -> tuple[str, list[CallDelta]]:
-        """A text without the calls in it, and the calls; an answer with calls that are complete ends with them."""
+    def split(self, choice: Choice, text: str) -> tuple[str, str, list[CallDelta]]:
+        """What was thought before an answer of a form, a text without the calls in it, and the calls.
+
+        Without a form the thought is a part of the text. An answer with calls that are complete ends with them.
+        """
+        thought = ""
+        if choice.thoughts is not None:
+            thought, text = choice.thoughts.add(text, choice.finish_reason is not None)
+        content, deltas = self.split_calls(choice, text)
+        return (thought, content, deltas) if choice.has_form else ("", thought + content, deltas)
+
+    def split_calls(self, choice: Choice, text: str) -> tuple[str, list[CallDelta]]:
+        """A text without the calls in it, and the calls."""
         if choice.calls is None:
             return text, []
         content, deltas = choice.calls.add(text)

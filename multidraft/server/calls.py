@@ -12,14 +12,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from multidraft.generation.text import overlap
+from multidraft.sampling import thinking
 from multidraft.server.tools import Json, arguments_of
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"  # of Llama 3, before a call
-SEPARATORS = " \t\r\n;,"  # between calls
+LEADS = [re.compile(rf"(?:[{space}]|{re.escape(PYTHON_TAG)}|{BEGIN})*") for space in (r"\s", r"\s;,")]
+# what stands before the first call, and before later ones
 OPEN_CALL = re.compile(
-    rf'(?:[{SEPARATORS}]|{re.escape(PYTHON_TAG)}|{BEGIN})*\{{\s*"name"\s*:\s*"([^"\\]{{1,64}})"\s*,\s*'
-    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\{\s*"name"\s*:\s*"([^"\\]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )  # a call up to its arguments
 SIGNS = re.compile(r'["\\{}]')
 
@@ -87,6 +89,43 @@ class ObjectReader:
         return None
 
 
+class ThoughtReader:
+    """Separates what a model thinks before it answers from its answer; what may become a tag is held back.
+
+    `is_open` if the prompt has begun to think. Without `keeps_tags` they are left out of the thought.
+    """
+
+    def __init__(self, is_open: bool, keeps_tags: bool):
+        self.thinks: bool | None = True if is_open else None  # None where it may still begin
+        self.held, self.keeps_tags = "", keeps_tags
+
+    def add(self, text: str, is_last: bool = False) -> tuple[str, str]:
+        """Take a piece of text; returns what is certain of the thought, and of the answer."""
+        self.held += text
+        tag = ""
+        if self.thinks is None:
+            begin = self.held.lstrip()
+            if thinking.BEGIN.startswith(begin[: len(thinking.BEGIN)]):
+                if len(begin) < len(thinking.BEGIN) and not is_last:
+                    return "", ""
+                self.thinks = begin.startswith(thinking.BEGIN)
+            else:
+                self.thinks = False
+            if self.thinks:
+                end = self.held.index(thinking.BEGIN) + len(thinking.BEGIN)
+                tag, self.held = self.held[:end], self.held[end:]
+        thought = tag if self.keeps_tags else ""
+        if self.thinks:
+            inside, end_tag, after = self.held.partition(thinking.END)
+            kept = 0 if end_tag or is_last else overlap(inside, thinking.END)
+            thought += inside[: len(inside) - kept] + (end_tag if self.keeps_tags else "")
+            self.held, self.thinks = after if end_tag else inside[len(inside) - kept :], not end_tag
+        if self.thinks:
+            return thought, ""
+        answer, self.held = self.held, ""
+        return thought, answer
+
+
 class CallReader:
     """Separates calls from other text. Text that may become a call is held back."""
 
@@ -110,7 +149,7 @@ class CallReader:
             before = now
             more, more_deltas = self.read()
             content, deltas = content + more, deltas + more_deltas
-        return ("" if self.count and not content.strip() else content), deltas
+        return content, deltas
 
     def read(self) -> tuple[str, list[CallDelta]]:
         """Take one part of the text that is held, if it is known what it is."""
@@ -121,11 +160,17 @@ class CallReader:
             return "", []
         if not self.may_begin:
             return self.read_plain(), []
-        opened = OPEN_CALL.match(self.held)
+        opened = OPEN_CALL.match(self.held, self.lead)
         if opened is None or opened[1] not in self.names:
             return self.read_whole_calls()
         self.held, self.arguments = self.held[opened.end() :], ObjectReader(0)
         return "", self.begin([Call(opened[1], "")])
+
+    @property
+    def lead(self) -> int:
+        """The number of characters of space and opening tags that are held before what may be a call."""
+        match = LEADS[self.count > 0].match(self.held)
+        return match.end() if match else 0
 
     def take(self, reader: ObjectReader) -> tuple[str, bool]:
         """Take the held text up to the end of an object; returns it, and whether the end was in it."""
@@ -143,28 +188,28 @@ class CallReader:
     def read_plain(self) -> str:
         """The text before an opening tag; what may become one is held back."""
         before, tag, after = self.held.partition(BEGIN)
-        kept = len(before) - (0 if tag else tag_overlap(before))
+        kept = len(before) - (0 if tag else overlap(before, BEGIN))
         self.held, self.may_begin = before[kept:] + tag + after, bool(tag)
         return before[:kept]
 
     def read_whole_calls(self) -> tuple[str, list[CallDelta]]:
         """Calls that are complete, or text that is none; nothing while only what follows can tell."""
-        begin = self.held.lstrip(SEPARATORS if self.count else None)
-        if END in begin and (self.count or begin.startswith(BEGIN)):
-            inside, _, after = begin.removeprefix(BEGIN).partition(END)
+        before, begin = self.held[: self.lead], self.held[self.lead :]
+        has_tag, tags = BEGIN in before, (BEGIN, PYTHON_TAG, END)[: 2 + (self.count > 0 or BEGIN in before)]
+        if begin[:1] not in ("", "{", "[") and not any(t.startswith(begin[: len(t)]) for t in tags):
+            self.held, self.may_begin = begin, False
+            return before, []
+        if END in begin and (self.count or has_tag):
+            inside, _, after = begin.partition(END)
             calls, text = calls_in(inside, self.names), self.held[: len(self.held) - len(after)]
             self.held, self.may_begin = after, bool(calls) or not inside.strip()
             return ("" if self.may_begin else text), self.begin(calls)
-        inside = begin.removeprefix(PYTHON_TAG).lstrip()
-        tags = (BEGIN, PYTHON_TAG, END) if self.count else (BEGIN, PYTHON_TAG)
-        may_be_call = inside[:1] in ("", "{", "[") or begin.startswith(BEGIN) or any(t.startswith(begin) for t in tags)
-        self.may_begin = may_be_call
         return "", []
 
     def close(self) -> tuple[str, list[CallDelta]]:
         """The text that is held back, or the calls in it."""
+        inside = self.held[self.lead :]  # some models leave the closing tag out
         text, self.held = self.held, ""
-        inside = text.strip().removeprefix(PYTHON_TAG).removeprefix(BEGIN)  # some models leave the closing tag out
         if calls := calls_in(inside, self.names):
             return "", self.begin(calls)
         return ("" if self.count and not text.strip() else text), []
@@ -174,13 +219,6 @@ class CallReader:
         first, self.count = self.count, self.count + len(calls)
         allowed = 1 if self.is_single else self.count
         return [CallDelta(index, call) for index, call in enumerate(calls, first) if index < allowed]
-
-
-def tag_overlap(text: str) -> int:
-    """The number of last characters that may begin a tag."""
-    return next(
-        (length for length in range(min(len(text), len(BEGIN) - 1), 0, -1) if BEGIN.startswith(text[-length:])), 0
-    )
 
 
 def calls_in(text: str, names: Collection[str]) -> list[Call]:

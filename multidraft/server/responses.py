@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.errors import AdviceError, shown
-from multidraft.server.answers import Chat, Json, encode_json, text_of
+from multidraft.server.answers import Chat, Choice, Json, Piece, encode_json, text_of
 from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, PositiveCount
 from multidraft.server.fields import FIELDS, ignored_fields
 from multidraft.server.process import error_as_json
@@ -142,8 +142,12 @@ class Responses(Chat):
         return item, self.response(status, item) | {"metrics": self.usage_and_metrics()["metrics"]}
 
     async def full_response(self) -> Json:
-        text = "".join([text_of(pieces) async for _, pieces, _ in self.updates()])
+        text = "".join([self.answer_text(choice, pieces) async for choice, pieces, _ in self.updates()])
         return self.ended(text)[1]
+
+    def answer_text(self, choice: Choice, pieces: list[Piece]) -> str:
+        """The text of pieces, without what was thought before an answer of a form."""
+        return self.split(choice, text_of(pieces))[1]
 
     def event(self, kind: str, **fields: Any) -> str:
         """One server-sent event, with its type and number."""
@@ -160,8 +164,8 @@ class Responses(Chat):
             yield self.event("response.in_progress", response=self.response("in_progress"))
             yield self.event("response.output_item.added", item=self.item("in_progress"), **place)
             yield self.event("response.content_part.added", part=self.part(""), **within)
-            async for _, pieces, _ in self.updates():
-                if delta := text_of(pieces):
+            async for choice, pieces, _ in self.updates():
+                if delta := self.answer_text(choice, pieces):
                     text += delta
                     yield self.event("response.output_text.delta", delta=delta, logprobs=[], **within)
             item, response = self.ended(text)

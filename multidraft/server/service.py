@@ -21,7 +21,7 @@ from multidraft.decoding.batch import Updates
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, sequence_limits, vocabulary_of
-from multidraft.generation.text import encode_messages, encode_text, text_ends
+from multidraft.generation.text import encode_messages, encode_text, text_ends, thinking_of
 from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED_ERROR, Refused
 from multidraft.server.bodies import (
@@ -34,7 +34,7 @@ from multidraft.server.bodies import (
     sampling_of,
 )
 from multidraft.server.engine import Engine, send_updates
-from multidraft.server.structured import grammar_of
+from multidraft.server.structured import grammar_of, has_form
 from multidraft.server.tools import with_call_objects
 
 if TYPE_CHECKING:
@@ -196,9 +196,8 @@ class Service:
         own_settings = signature(self.tokenizer.apply_chat_template).parameters.keys()
         if reserved := (body.chat_template_kwargs or {}).keys() & own_settings:
             raise AdviceError(f"chat_template_kwargs may not hold {min(reserved)}; leave it out")
-        tokens = self.encode_chat(body.messages, **body.template_settings(self.template))
-        specials = self.tokenizer("", add_special_tokens=True)["input_ids"] if body.add_special_tokens else []
-        return [*specials, *tokens]
+        settings = body.template_settings(self.template)
+        return self.encode_chat(body.messages, special=bool(body.add_special_tokens), **settings)
 
     def prompts(self, body: GenerationBody) -> list[list[int]]:
         """A request's prompts as tokens; raises if it asks for too many answers."""
@@ -235,10 +234,16 @@ class Service:
     def make_requests(self, body: GenerationBody) -> list[Request]:
         """One request per answer to each prompt; raises AdviceError on invalid or excessive requests."""
         check(body, self.limits, self.vocabulary)
-        grammar, prompts = grammar_of(body, self.tokenizer), self.prompts(body)
+        has_form(body)  # raises where fields ask for two forms, or tools are none
+        prompts = self.prompts(body)
+        grammar = grammar_of(body, self.tokenizer, self.thinking(body, prompts[0]))
         sequence_limits(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # checks them
         rows = [(prompt, self.new_tokens(body, prompt)) for prompt in prompts for _ in range(body.choices)]
         return [self.make_request(body, *row, index, grammar) for index, row in enumerate(rows)]
+
+    def thinking(self, body: GenerationBody, prompt: list[int]) -> bool | None:
+        """Whether an answer goes on with thinking (True), may begin with it (False), or neither (None)."""
+        return thinking_of(self.tokenizer, prompt, self.template) if isinstance(body, ChatBody) else None
 
     def new_tokens(self, body: GenerationBody, prompt: list[int]) -> int:
         """The number of new tokens: the requested one, else the default, limited by the room that is left."""

@@ -1,6 +1,7 @@
 """The form of an answer that a request asks for, as a grammar: `response_format`, vLLM's fields, and forced calls."""
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError, shown
@@ -24,8 +25,11 @@ MAX_CHOICES = 1024
 Form = dict[str, Any]  # one keyword of Grammar, or a `grammar` in Lark's form or in llama.cpp's
 
 
-def grammar_of(body: GenerationBody, tokenizer: "PreTrainedTokenizerBase") -> Grammar | None:
+def grammar_of(
+    body: GenerationBody, tokenizer: "PreTrainedTokenizerBase", thinking: bool | None = None
+) -> Grammar | None:
     """The grammar of a request's answers, None if any text will do; raises AdviceError on an unsupported form."""
+    grammar = partial(Grammar, tokenizer, thinking=thinking)
     (field, form), functions = answer_form(body), body.functions
     forced = forced_functions(body.tool_choice, functions)
     if not form and not forced:
@@ -35,15 +39,20 @@ def grammar_of(body: GenerationBody, tokenizer: "PreTrainedTokenizerBase") -> Gr
     try:
         if forced:
             rules = call_rules({name: functions[name] for name in forced}, "call")
-            return Grammar(tokenizer, lark=f"start: call\n{rules}")
+            return grammar(lark=f"start: call\n{rules}")
         if functions and body.tool_choice != "none":  # a call, or an answer
             if "json_schema" not in form:
                 raise AdviceError('beside tools only a JSON schema is supported; use one, or tool_choice "none"')
             rules = f"start: answer | call\nanswer: {json_rule(form['json_schema'])}\n" + call_rules(functions, "call")
-            return Grammar(tokenizer, lark=rules)
-        return Grammar(tokenizer, lark=lark_of(form["grammar"])) if "grammar" in form else Grammar(tokenizer, **form)
+            return grammar(lark=rules)
+        return grammar(lark=lark_of(form["grammar"])) if "grammar" in form else grammar(**form)
     except AdviceError as error:
         raise AdviceError(f"{'tools' if forced else field}: {error}") from None
+
+
+def has_form(body: GenerationBody) -> bool:
+    """Whether a request asks for a form."""
+    return bool(answer_form(body)[1] or forced_functions(body.tool_choice, body.functions))
 
 
 def answer_form(body: GenerationBody) -> tuple[str, Form]:

@@ -52,6 +52,7 @@ class Family:
     eos: str
     closing: str  # behind an answer
     bos: str | None = None
+    added: str = ""  # tokens that are shown
     pieces: bool = False  # as in SentencePiece, in place of bytes
     first_space: bool = False  # where a text begins, SentencePiece writes one
 
@@ -61,6 +62,7 @@ class Family:
         tokenizer = of_pieces(self.first_space) if self.pieces else of_bytes()
         names = dict.fromkeys(["<unused>", *([self.bos] if self.bos else []), self.eos, *self.special.split()])
         tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+        tokenizer.add_tokens(self.added.split())
         if self.bos:
             first = [(self.bos, tokenizer.token_to_id(self.bos))]
             tokenizer.post_processor = processors.TemplateProcessing(
@@ -76,7 +78,7 @@ FAMILIES = {
         LLAMA3, "<|start_header_id|> <|end_header_id|> <|eot_id|>", "<|end_of_text|>", "<|eot_id|>", "<|begin_of_text|>"
     ),
     "Qwen 2.5": Family(CHATML, "<|im_start|> <|im_end|>", "<|endoftext|>", "<|im_end|>"),
-    "Qwen 3": Family(QWEN3, "<|im_start|> <|im_end|> <think> </think>", "<|endoftext|>", "<|im_end|>"),
+    "Qwen 3": Family(QWEN3, "<|im_start|> <|im_end|>", "<|endoftext|>", "<|im_end|>", added="<think> </think>"),
     "Gemma 3": Family(GEMMA, "<start_of_turn> <end_of_turn>", "<eos>", "<end_of_turn>", "<bos>", pieces=True),
     "SmolLM2": Family(SMOLLM2, "<|im_start|> <|im_end|>", "<|im_end|>", "<|im_end|>"),
     "Phi": Family(
@@ -108,20 +110,19 @@ def of_pieces(first_space: bool) -> Tokenizer:
     return tokenizer
 
 
-def writer(tokenizer: PreTrainedTokenizerFast, *answers: Sequence[int], end: Any = "<unused>") -> TableModel:
-    """A model that writes one of these answers, whichever it has begun, and then its last token for ever.
+def writer(tokenizer: PreTrainedTokenizerFast, answer: Sequence[int], noise: float = 0) -> TableModel:
+    """A model that writes this answer, as far as it has come, and then its last token for ever.
 
     By its configuration the text ends with another token than those of tokenizer and template.
     """
     vocabulary = len(tokenizer)
+    laws = torch.eye(vocabulary, dtype=torch.float64) * (1 - noise) + noise / vocabulary
 
     def next_token(prefix: tuple[int, ...]) -> torch.Tensor:
-        for answer in answers:
-            for count in range(min(len(answer), len(prefix)), 0, -1):
-                if prefix[-count:] == tuple(answer[:count]):
-                    return torch.eye(vocabulary, dtype=torch.float64)[answer[min(count, len(answer) - 1)]]
-        return torch.eye(vocabulary, dtype=torch.float64)[answers[0][0]]
+        counts = range(min(len(answer), len(prefix)), 0, -1)
+        count = next((count for count in counts if prefix[-count:] == tuple(answer[:count])), 0)
+        return laws[answer[min(count, len(answer) - 1)]]
 
     model: Any = TableModel(next_token, vocabulary)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(end))
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids("<unused>"))
     return model

@@ -10,7 +10,7 @@ import pytest
 from serving import check_refused, events, served, service
 
 from multidraft.sampling.grammar import MAX_GRAMMAR_CHARACTERS
-from multidraft.server.calls import Call, CallReader, calls_of
+from multidraft.server.calls import Call, CallReader, ThoughtReader, calls_of
 from multidraft.server.tools import MAX_TOOLS
 from multidraft.zoo import load_pair
 
@@ -267,20 +267,64 @@ TEXTS = {  # what a model writes, the text without calls, the calls
     "two in another order": (f"<tool_call>{OBJECT}{ORDERED}</tool_call> <tool_call>", " <tool_call>", [ONE, ONE]),
     "no JSON between tags": ("<tool_call>x</tool_call> y", "<tool_call>x</tool_call> y", []),
     "arguments that are no object": ('{"name": "clock", "arguments": 3}', '{"name": "clock", "arguments": 3}', []),
+    "text between": (f"<tool_call>{OBJECT}</tool_call>\nDone. <tool_call>{ORDERED}</tool_call>\n", "\nDone. ",
+                     [ONE, ONE]),
+    "space around": (f"\n\n<tool_call>\n{OBJECT}\n</tool_call>\n \n", "", [ONE]),
+    "text with space, space behind": (f"I see. \n\n<tool_call>{OBJECT}</tool_call> ok\n", "I see. \n\n ok\n", [ONE]),
+    "separators first": (f";{OBJECT}", f";{OBJECT}", []),
+    "both tags": (f"<|python_tag|><tool_call>{ORDERED}</tool_call>", "", [ONE]),
+    "an end alone": (f"</tool_call> {OBJECT}", f"</tool_call> {OBJECT}", []),
+    "space alone": (" \n\n", " \n\n", []),
     "too deep": ("[" * 100_000, "[" * 100_000, []),
-}
+}  # fmt: skip
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """A text whole, cut at every place, in pieces of 7, and in single characters; a long one in pieces alone."""
+    size = len(text) // 100
+    yield [text]
+    for place in range(1, len(text) if size < 10 else 0):
+        yield [text[:place], text[place:]]
+    for step in (max(7, size), max(1, size)):
+        yield [text[place : place + step] for place in range(0, len(text), step)] or [text]
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.parametrize("size", [1, 7, 10**6])
-def test_calls_are_found_however_the_text_comes(kind, size):
+def test_calls_are_found_wherever_the_text_is_cut(kind):
     text, content, calls = TEXTS[kind]
-    size = max(size, len(text) // 100)
-    reader = CallReader(["weather", "clock"])
-    parts = [reader.add(text[place : place + size]) for place in range(0, len(text), size)] + [reader.close()]
-    assert "".join(part for part, _ in parts) == content
-    all_calls = calls_of(delta for _, deltas in parts for delta in deltas)
-    assert [(call.name, call.arguments) for call in all_calls] == [(call.name, call.arguments) for call in calls]
-    single = CallReader(["weather", "clock"], is_single=True)
-    assert len(calls_of(single.add(text)[1] + single.close()[1])) == min(len(calls), 1)
-    assert reader.is_torn == (kind == "torn in the arguments")
+    for pieces in cuts(text):
+        reader = CallReader(["weather", "clock"])
+        parts = [reader.add(piece) for piece in pieces] + [reader.close()]
+        assert "".join(part for part, _ in parts) == content
+        all_calls = calls_of(delta for _, deltas in parts for delta in deltas)
+        assert [(call.name, call.arguments) for call in all_calls] == [(call.name, call.arguments) for call in calls]
+        single = CallReader(["weather", "clock"], is_single=True)
+        assert len(calls_of(single.add(text)[1] + single.close()[1])) == min(len(calls), 1)
+        assert reader.is_torn == (kind == "torn in the arguments")
+
+
+THOUGHTS = {  # what a model writes, whether the prompt has begun to think, the thought, the answer
+    "none": ("Hello <think> you", False, "", "Hello <think> you"),
+    "a call that is thought of": (f"<think>\n<tool_call>{OBJECT}</tool_call></think>\n\nNo.", False,
+                                  f"\n<tool_call>{OBJECT}</tool_call>", "\n\nNo."),
+    "begun by the prompt": (f"{OBJECT}\n</think>Yes", True, f"{OBJECT}\n", "Yes"),
+    "without an end": (f"<think>{OBJECT}</thin", False, f"{OBJECT}</thin", ""),
+    "behind space": ("\n <think>a</think>b", False, "a", "b"),
+    "a beginning of a tag": ("\n<thin", False, "", "\n<thin"),
+    "space": (" \n", False, "", " \n"),
+    "nothing at all": ("", True, "", ""),
+    "two": ("<think>a</think><think>b</think>", False, "a", "<think>b</think>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", THOUGHTS)
+def test_thoughts_are_separated_wherever_the_text_is_cut(kind):
+    text, is_open, thought, answer = THOUGHTS[kind]
+    for pieces in cuts(text):
+        for keeps_tags in True, False:
+            reader = ThoughtReader(is_open, keeps_tags)
+            last = [index == len(pieces) - 1 for index in range(len(pieces))]
+            parts = [reader.add(piece, is_last) for piece, is_last in zip(pieces, last, strict=True)]
+            thoughts, answers = ("".join(column) for column in zip(*parts, strict=True))
+            assert answers == answer
+            assert thoughts + answers == text if keeps_tags else thoughts == thought
