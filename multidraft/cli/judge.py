@@ -54,7 +54,8 @@ def judge(
     plot: Annotated[Path | None, o.option("Draw the evidence over tokens: .svg, .png or .pdf.", o.OUTPUT)] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Judge from outside whether a server is lossless. Exits with 0 if nothing is found, 1 if it is guilty."""
+    """Judge from outside whether a server is lossless. Exits with 0 if nothing is found, 1 if it is guilty,
+    2 if it cannot be judged."""
     if reference is not None and reference_model is not None:
         raise AdviceError("--reference and --reference-model are two references; give one")
     if plot is not None:

@@ -1,6 +1,7 @@
 """The command line: our commands, those of other packages, and one-line messages for errors that a user can fix."""
 
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +24,7 @@ from multidraft.errors import AdviceError, BrokenProgram
 DESCRIPTION = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+EXIT_BROKEN = machine.EXIT_BROKEN
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 
 
@@ -40,7 +42,7 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
         where = " ".join(["multidraft", *filter(None, [ctx.invoked_subcommand]), "--help"])
         line = f"{error.format_message().rstrip('.')}; see `{where}`"
     except BrokenProgram as error:
-        line, code = str(error), machine.EXIT_BROKEN
+        line, code = str(error), EXIT_BROKEN
     except KeyboardInterrupt as interrupt:
         line, code = str(interrupt) or "stopped", machine.EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -51,6 +53,11 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
     except OSError as error:
         terminal.drop_stdout()
         line = f"{error.filename or 'the output'} failed: {error.strerror or error}; check the path and the room there"
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:  # 1, Python's own code, is a verdict of `judge` and `audit`
+        traceback.print_exc()
+        line, code = "this is a fault of the program, not of your input; report it with the lines above", EXIT_BROKEN
     typer.echo(f"multidraft: {terminal.message(line)}", err=True)
     raise typer.Exit(code)
 

@@ -86,13 +86,25 @@ class Text(Field):
 
     pattern: str | None = None
     what: str = f"a text of at most {MAX_TEXT} characters"
+    most: int = MAX_TEXT
 
     def read(self, value: Any, name: str) -> str:
         """The text."""
-        fits = isinstance(value, str) and len(value) <= MAX_TEXT
+        fits = isinstance(value, str) and len(value) <= self.most
         if not fits or (self.pattern is not None and not re.fullmatch(self.pattern, value)):
             raise misfit(name, value, self.what)
         return value
+
+
+@dataclass(frozen=True)
+class Maybe(Field):
+    """What another field may hold, or null."""
+
+    field: Field
+
+    def read(self, value: Any, name: str) -> Any:
+        """The value; None for null."""
+        return None if value is None else self.field.read(value, name)
 
 
 @dataclass(frozen=True)

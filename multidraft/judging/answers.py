@@ -21,6 +21,10 @@ def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Co
     chunks = entries_by_chunk(choices)
     entries = [entry for chunk in chunks for entry in chunk]
     has_text = any(choice.get("text") for choice in choices)
+    if len(entries) > ask.max_tokens:
+        raise AdviceError(
+            f"{url} gives {len(entries)} tokens where {ask.max_tokens} were asked for; judge another server"
+        )
     if entries or has_text:
         check_listed(entries, num_logprobs, url)
     if any(choice.get("finish_reason") == "stop" for choice in choices):

@@ -5,6 +5,7 @@ from typing import Any
 
 from multidraft.errors import AdviceError
 from multidraft.judging import greedy
+from multidraft.judging.dialects import CERTAINTY_TOLERANCE
 from multidraft.judging.evidence import Evidence
 from multidraft.judging.laws import Settings
 from multidraft.judging.observation import Completion, Token, observe
@@ -30,6 +31,7 @@ class Case:
         self.referenced: Evidence | None = None  # from when the reference's rounding is known
         self.reference_rounding = 0.0
         self.is_listed = True  # bets on reported laws go on
+        self.drawn_tokens = self.certain_tokens = 0  # at a temperature above 0
         self.tokens = self.texts = self.greedy_tokens = self.compared_tokens = self.skipped = self.texts_found = 0
         self.greedy_places, self.places, self.impossible = list[Place](), list[Place](), list[Place]()
 
@@ -57,6 +59,8 @@ class Case:
             self.greedy_tokens += len(completion.tokens)
             self.greedy_places += greedy.unlikely(completion, 2 * self.rounding)
             return
+        self.drawn_tokens += len(completion.tokens)
+        self.certain_tokens += sum(token.logprob > -CERTAINTY_TOLERANCE for token in completion.tokens)
         for seen in observe(completion, self.settings):
             self.reported.add(seen)
         self.impossible += [
@@ -91,6 +95,14 @@ class Case:
         else:
             for seen in observe(completion, self.settings, scored):
                 evidence.add(seen)
+
+    def check_uncertain(self, subject: str) -> None:
+        """Raise where a sampler says of all that it has drawn that nothing else could have come: no bet can lose."""
+        if self.reference is None and 0 < self.drawn_tokens == self.certain_tokens:
+            raise AdviceError(
+                f"{subject} cannot be judged: it lists log-probability 0 for all {self.drawn_tokens:,} tokens that it "
+                "drew at a temperature above 0; have it list what it samples from, or give a reference"
+            )
 
     @property
     def reasons(self) -> list[str]:

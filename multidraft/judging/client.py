@@ -4,21 +4,26 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
 from multidraft.errors import AdviceError, optional
+from multidraft.io import fields
 from multidraft.judging import NUM_LOGPROBS, TIMEOUT_SECONDS
 from multidraft.judging.answers import completion_of
-from multidraft.judging.dialects import dialect_of
+from multidraft.judging.dialects import ANSWER, dialect_of
 from multidraft.judging.laws import Settings
 from multidraft.judging.observation import Ask, Completion
 
 MAX_TRIES = 6  # of a request that is answered with 429 or 503
 MAX_WAIT_SECONDS = 30.0  # between two tries
 MAX_MESSAGE_CHARACTERS = 200  # of a server's error
-BUSY_STATUSES = (429, 503)
+MAX_ANSWER_BYTES = 2**26
+BUSY_STATUSES, KEY_STATUSES = (429, 503), (401, 403)
+KEY_ADVICE = "pass its key as --api-key, or in MULTIDRAFT_API_KEY (from Python: api_key=)"
+MISFIT_ADVICE = "judge a server whose answers are as OpenAI's"
+COMPLETIONS = "/v1/completions"
 EXAMPLE = "give one such as http://127.0.0.1:8000"
 
 
@@ -68,7 +73,7 @@ class Client:
             raise
         except (library.InvalidURL, library.UnsupportedProtocol, ValueError) as error:
             raise AdviceError(f"{self.url!r} is no address of a server ({error}); {EXAMPLE}") from None
-        except library.TransportError as error:
+        except library.RequestError as error:
             what = " ".join(str(error).split()) or type(error).__name__
             raise AdviceError(f"{self.url} does not answer ({what}); start the server, or check the address") from None
 
@@ -80,46 +85,73 @@ class Client:
                 if response.status_code == 200:
                     yield response
                     return
-                response.read()
+                content = b"".join(self.chunks(response)) if response.status_code != 200 else b""
             if response.status_code not in BUSY_STATUSES:
-                raise self.refusal(path, response)
+                raise self.refusal(path, response.status_code, content)
             self.sleep(retry_seconds(response.headers.get("retry-after"), attempt))
         raise AdviceError(f"{self.url} has answered {MAX_TRIES} times that it is too busy; try again later")
 
-    def refusal(self, path: str, response: Any) -> AdviceError:
+    def refusal(self, path: str, status: int, content: bytes) -> AdviceError:
         """The error for a response that is no success."""
-        try:
-            content = response.json()
-        except ValueError:
-            content = response.text
-        line = error_text(content)
-        return AdviceError(f"{self.url} answers {path} with {response.status_code}: {line}; change what is asked")
+        text = content.decode(errors="replace")
+        with suppress(ValueError, RecursionError):
+            text = json.loads(text)
+        advice = KEY_ADVICE if status in KEY_STATUSES else "change what is asked"
+        return AdviceError(f"{self.url} answers {path} with {status}: {error_text(text)}; {advice}")
+
+    def chunks(self, response: Any) -> Iterator[bytes]:
+        """The bytes of a response, as they come; raises where they are more than any answer has."""
+        size = 0
+        for chunk in response.iter_bytes():
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise AdviceError(
+                    f"{self.url} answers with more than {MAX_ANSWER_BYTES >> 20} MB; judge another server"
+                )
+            yield chunk
+
+    def lines(self, response: Any) -> Iterator[str]:
+        """The lines of a response, as they come."""
+        pieces = list[bytes]()
+        for chunk in self.chunks(response):
+            first, *others = chunk.split(b"\n")
+            pieces.append(first)
+            for line in others:
+                yield b"".join(pieces).decode(errors="replace")
+                pieces = [line]
+        yield b"".join(pieces).decode(errors="replace")
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
         with self.response("GET", path) as response:
-            return self.parsed(response.read())
+            return self.parsed(b"".join(self.chunks(response)))
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The JSON answer to a body."""
-        with self.response("POST", path, body) as response:
-            return self.parsed(response.read())
+    def post(self, body: dict[str, Any]) -> Any:
+        """The checked answer to a completion's body."""
+        with self.response("POST", COMPLETIONS, body) as response:
+            return self.answer(b"".join(self.chunks(response)))
 
     def events(self, body: dict[str, Any]) -> Iterator[Any]:
         """The events of a streamed completion."""
-        with self.response("POST", "/v1/completions", body | {"stream": True}) as response:
-            for line in response.iter_lines():
+        with self.response("POST", COMPLETIONS, body | {"stream": True}) as response:
+            for line in self.lines(response):
                 data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                 if data == "[DONE]":
                     return
                 if data:
-                    yield self.parsed(data)
+                    yield self.answer(data)
+
+    def answer(self, text: str | bytes) -> Any:
+        """A completion, or a part of one, whose fields are what they should be."""
+        return fields.read(
+            ANSWER, self.parsed(text), f"{self.url} gives an answer that cannot be judged", MISFIT_ADVICE
+        )
 
     def parsed(self, text: str | bytes) -> Any:
         """A JSON object of the server."""
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise AdviceError(f"{self.url} answers without a JSON object; check that it has the OpenAI API")
@@ -133,7 +165,7 @@ class Client:
         body |= self.dialect.fields | sampling_fields(settings, ask.temperature)
         body |= {} if ask.seed is None else {"seed": ask.seed}
         if not ask.streamed:
-            return completion_of(ask, [self.post("/v1/completions", body)], self.num_logprobs, self.url)
+            return completion_of(ask, [self.post(body)], self.num_logprobs, self.url)
         parts = list[Any]()
         with closing(self.events(body | {"stream_options": {"include_usage": True}})) as events:  # type: ignore[type-var]
             for event in events:

@@ -1,9 +1,12 @@
 """How servers write log-probabilities: two forms of `logprobs`, and what each server lists and takes."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from multidraft.errors import AdviceError
+from multidraft.io.fields import Items, Maybe, Number, Object, Table, Text, Whole
 from multidraft.judging.laws import Reported
 from multidraft.judging.observation import BROKEN_CHARACTER, Token
 
@@ -50,6 +53,35 @@ def dialect_of(models: Any) -> Dialect:
     return DIALECTS.get(OWNERS.get(owner, owner.replace(".", "").lower()), DIALECTS["openai"])
 
 
+MAX_ITEMS, MAX_TOKEN_ID = 10**6, 2**31  # of a list in an answer, which is bounded as a whole; numbers of tokens
+LOGPROB = Number(-math.inf, 1e-3)  # rounding may leave it a little above 0; a NaN is none
+IDS, LISTED = (
+    Items(Whole(0, MAX_TOKEN_ID), 0, MAX_ITEMS),
+    Items(Object({"token": Text(), "logprob": LOGPROB}), 0, MAX_ITEMS),
+)
+LOGPROBS = Object(
+    {
+        "content": Items(
+            Object(
+                {"token": Text(default=""), "logprob": LOGPROB, "id": Whole(0, MAX_TOKEN_ID)}
+                | {"top_logprobs": LISTED, "top_probs": LISTED}
+            ),
+            0,
+            MAX_ITEMS,
+        ),
+        "tokens": Items(Text(), 0, MAX_ITEMS),
+        "token_logprobs": Items(Maybe(LOGPROB), 0, MAX_ITEMS),
+        "top_logprobs": Items(Maybe(Table("(?s).*", str, LOGPROB, MAX_ITEMS)), 0, MAX_ITEMS),
+    }
+)
+SCORED = Maybe(Table(r"\d+", str, Object({"logprob": Number(-math.inf, 1e-3, required=True)}), MAX_ITEMS))  # vLLM's
+CHOICE = Object(
+    {"text": Text(most=2**26), "finish_reason": Text(), "logprobs": LOGPROBS, "token_ids": IDS, "prompt_token_ids": IDS}
+    | {"prompt_logprobs": Items(SCORED, 0, MAX_ITEMS)}
+)
+ANSWER = Object({"choices": Items(CHOICE, 0, 128), "usage": Object({"completion_tokens": Whole(0, 2**40)})})
+
+
 @dataclass(frozen=True)
 class Entry:
     """A token as a server writes it, with all listed tokens, the one that came perhaps among them."""
@@ -87,11 +119,16 @@ def entries_of(choice: dict[str, Any]) -> Iterator[Entry]:
             yield Entry(
                 str(item.get("token", "")),
                 item.get("logprob"),
-                {str(other["token"]): float(other["logprob"]) for other in listed if "logprob" in other},
+                {str(other["token"]): other["logprob"] for other in listed if other["logprob"] is not None},
                 item.get("id"),
             )
         return
     texts, logprobs = block.get("tokens") or [], block.get("token_logprobs") or []
     tops = block.get("top_logprobs") or [None] * len(texts)
+    if not len(texts) == len(logprobs or texts) == len(tops):
+        raise AdviceError(
+            f"an answer has {len(texts)} tokens, {len(logprobs)} log-probabilities and {len(tops)} lists of likeliest "
+            "tokens; judge a server that gives each of its tokens these"
+        )
     for place, (text, logprob, top) in enumerate(zip(texts, logprobs, tops, strict=False)):
         yield Entry(str(text), logprob, top or {}, ids[place] if len(ids) == len(texts) else None)

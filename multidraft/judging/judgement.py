@@ -97,9 +97,10 @@ def judge(
         check_reference(reference, settings)
     facts = {"model": model, "prompts": digest(texts), "max_tokens": max_tokens, "logprobs": num_logprobs}
     facts |= vars(settings)
-    asking = Asking(asked, settings, folder_of(out), {"judge": 1} | facts)
+    asking = Asking(asked, settings, folder_of(out), {"judge": 1, "subject": name} | facts)
     case = Case(settings, alpha, rounding, reference)
     gather_evidence(case, asking, plan, budget_tokens, progress)
+    case.check_uncertain(name)
     repeats = repeat(asking, texts, max_tokens, float(temperature)) if isinstance(asked, Client) else {}
     return case.verdict(name, facts, repeats)
 

@@ -64,7 +64,7 @@ class ServerReference(Reference):
     def ask(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The only choice of an answer of one token."""
         body = {"model": self.client.model, "max_tokens": 1, "logprobs": self.client.num_logprobs} | fields
-        return next(iter(self.client.post("/v1/completions", body).get("choices") or []), {})
+        return next(iter(self.client.post(body).get("choices") or []), {})
 
 
 def numbers_of(completion: Completion) -> list[int] | None:

@@ -101,17 +101,20 @@ class Verdict:
                 + (f": {bets.strongest[1]}, {bets.strongest[0]}" if bets.found_after is not None else ""),
             ]
             for bets in self.bets
+            if bets.tokens
         ]
         if self.compared is not None:
             difference = f"{len(self.compared.places)} differ by more than {self.compared.tolerance:.2g}"
             rows.append(["log-probabilities, reference", f"{self.compared.tokens:,}", difference])
-        rows.append(["greedy tokens", f"{self.greedy_tokens:,}", f"{len(self.greedy_places)} are not the likeliest"])
+        if self.greedy_tokens:
+            found = f"{len(self.greedy_places)} are not the likeliest"
+            rows.append(["greedy tokens", f"{self.greedy_tokens:,}", found])
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])
         for score in FIXED_NAMES:
-            shifts = [bets.smallest_bias[score] for bets in self.bets]
+            shifts = [bets.smallest_bias[score] for bets in self.bets if bets.tokens]
             known = [shift for shift in shifts if shift is not None]
-            if score != "surprise":
+            if score != "surprise" and shifts:
                 what = f"{min(known):.3f}" if known else "none: too few tokens"
                 rows.append([f"smallest bias found with 95 %: {score}", "", what])
         return rows
@@ -124,7 +127,10 @@ class Verdict:
         axis = figure.subplots()
         for bets in self.bets:
             axis.plot(*map(list, zip(*bets.curve, strict=True)), label=f"against the {bets.law} law")
-        axis.axhline(self.bets[0].threshold, ls="--", color="#888888", lw=1, label="guilty")
+        for threshold in {bets.threshold for bets in self.bets}:
+            axis.axhline(threshold, ls="--", color="#888888", lw=1, label="guilty")
+        found = "guilty" if self.guilty else "nothing found"
+        axis.set_title(f"{self.subject}: {found} in {self.tokens:,} tokens", fontsize="medium")
         axis.set(xlabel="tokens", ylabel="evidence, powers of ten")
         axis.legend(frameon=False, fontsize="small")
         figure.savefig(path)

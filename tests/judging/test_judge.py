@@ -26,32 +26,6 @@ def judged(server: FakeServer, **settings) -> object:
     return md.judge(URL, "toy", transport=server.transport, **FEW | settings)
 
 
-@pytest.fixture
-def network(monkeypatch) -> dict[str, FakeServer]:
-    """Servers by host, in place of the network."""
-    servers: dict[str, FakeServer] = {}
-    plainly = httpx2.Client
-
-    def connected(**settings):
-        def answer(request: httpx2.Request) -> httpx2.Response:
-            if request.url.host not in servers:
-                raise httpx2.ConnectError("Connection refused")
-            return servers[request.url.host].answer(request)
-
-        return plainly(**settings | {"transport": httpx2.MockTransport(answer)})
-
-    monkeypatch.setattr(httpx2, "Client", connected)
-    return servers
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    """A file of prompts."""
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in FEW["prompts"]))
-    return file
-
-
 def judge(prompts: Path, *words: object, url: str = URL):
     """The result of the command."""
     options = ("--budget-tokens", 600, "--max-tokens", 24, "--logprobs", 4, "--prompts", prompts)
@@ -335,9 +309,12 @@ def test_rounding_is_learnt_from_the_reference_against_itself():
 
 def test_a_reference_with_another_tokenizer(network, prompts):
     network["fake"], network["other"] = FakeServer(), FakeServer()
-    network["other"].change = lambda choice: (
-        choice | {"logprobs": choice["logprobs"] | {"tokens": ["".join(choice["logprobs"]["tokens"])]}}
-    )
+
+    def joined(choice):
+        lists = {name: values[:1] for name, values in choice["logprobs"].items()}
+        return choice | {"logprobs": lists | {"tokens": ["".join(choice["logprobs"]["tokens"])]}}
+
+    network["other"].change = joined
     ends_with_advice(judge(prompts, "--reference", "http://other"), "the reference has another tokenizer")
     network["fake"].change = lambda choice: (
         choice | {"logprobs": choice["logprobs"] | {"tokens": ["\u2603x" for _ in choice["logprobs"]["tokens"]]}}
