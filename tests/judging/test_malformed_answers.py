@@ -41,7 +41,7 @@ CHANGES: dict[str, Callable[[dict], Any]] = {
     "number for a text": lambda choice: choice | {"text": 7},
     "number for a reason": lambda choice: choice | {"finish_reason": 7},
     "ids that are none": lambda choice: choice | {"token_ids": ["a"], "prompt_token_ids": "abc"},
-    "fewer lists than tokens": lambda c: c | {"logprobs": c["logprobs"] | {"top_logprobs": [listed("a"), listed("a")][:2]}},
+    "fewer lists than tokens": lambda c: c | {"logprobs": c["logprobs"] | {"top_logprobs": [listed("a")] * 3}},
     "fewer values than tokens": lambda c: c | {"logprobs": c["logprobs"] | {"token_logprobs": [-1.0, -1.0, -1.0]}},
     "more tokens than asked for": lambda c: c | {
         "logprobs": {name: 100 * values for name, values in c["logprobs"].items()}
