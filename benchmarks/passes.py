@@ -1,4 +1,4 @@
-"""Passes over few tokens on a CPU: with our loops and packed weights, and by transformers alone, by turns.
+"""Passes over few tokens on a CPU: with packed weights, and by transformers alone, by turns.
 
     python benchmarks/passes.py --threads 2
     python benchmarks/passes.py FOLDER --rows 16 --new 1 --context 1000 --dtype float32 --json
@@ -8,19 +8,15 @@ its model as it is, with `sdpa`. Without a folder, SmolLM2's is read.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
-from unittest.mock import patch
 
 import torch
 from pass_cases import parser_of, show
 from platformdirs import user_cache_path
 from transformers import PreTrainedModel
 
-from multidraft.models import huggingface
 from multidraft.models.gguf.to_hugging_face import folder_of
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.loading import load_model
@@ -29,16 +25,10 @@ from multidraft.zoo import smollm2
 ROUNDS = 20
 
 
-@contextmanager
-def by_transformers() -> Iterator[None]:
-    """Passes without anything of ours."""
-    with patch.multiple(huggingface, packed=lambda _: nullcontext(), grouped=lambda *_: nullcontext()):
-        yield
-
-
-def with_texts(model: PreTrainedModel, rows: int, context: int) -> CausalLM:
-    """A reader that has read random texts, the longest of this length."""
+def with_texts(model: PreTrainedModel, rows: int, context: int, is_ours: bool) -> CausalLM:
+    """A reader that has read random texts, the longest of this length, through our view of the model or itself."""
     reader, random = CausalLM(model, 2 * context), torch.Generator().manual_seed(0)
+    reader.reading = reader.reading if is_ours else model
     lengths = [context - row * context // (2 * rows) for row in range(rows)]
     size = (1, context)
     texts = [torch.randint(model.config.vocab_size, size, generator=random)[0, :length].tolist() for length in lengths]
@@ -59,12 +49,11 @@ def milliseconds(reader: CausalLM, new: int) -> float:
 
 def compared(model: PreTrainedModel, rows: int, new: int, context: int) -> dict[str, float | int]:
     """The median pass of each way."""
-    ways = [(with_texts(model, rows, context), way, list[float]()) for way in (nullcontext, by_transformers)]
+    ways = [(with_texts(model, rows, context, is_ours), list[float]()) for is_ours in (True, False)]
     for _ in range(ROUNDS + 1):
-        for reader, way, times in ways:
-            with way():
-                times.append(milliseconds(reader, new))
-    ours, theirs = (median(times[1:]) for _, _, times in ways)
+        for reader, times in ways:
+            times.append(milliseconds(reader, new))
+    ours, theirs = (median(times[1:]) for _, times in ways)
     return dict(rows=rows, new=new, context=context, ours=ours, transformers=theirs, ratio=ours / theirs)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from multidraft.judging.judgement import judge
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
+    from multidraft.models.weights import weights_changed
     from multidraft.sampling.grammar import Grammar
     from multidraft.sampling.params import SamplingParams
     from multidraft.verification.laws import optimal_acceptance_rate
@@ -35,6 +36,7 @@ __all__ = [
     "schemes",
     "text_ends",
     "verify_tree",
+    "weights_changed",
 ]
 __version__ = "0.2.0"
 
@@ -59,6 +61,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "schemes": "verification.registry",
     "text_ends": "generation.text",
     "verify_tree": "engines.sglang",
+    "weights_changed": "models.weights",
 }
 
 

@@ -23,7 +23,8 @@ from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
 from multidraft.models.base import closed_up, hidden_layers_of
-from multidraft.models.huggingface import Model, answers_prompts
+from multidraft.models.huggingface import Model, answers_prompts, modules_of
+from multidraft.models.weights import ModelMark
 from multidraft.sampling.gate import RowFault
 
 LOG = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Batch:
         self.running: list[Request] = []
         self.state: State | None = None  # of the running requests
         self.prefixes = PrefixCache()
+        self.mark: ModelMark | None = None  # of the models that the prefixes come from
         self.width = 0  # slots of a row: all have as many as the longest
         self.info = Info()
         self.prompt_tokens = self.reused_tokens = 0
@@ -111,6 +113,7 @@ class Batch:
         """Begin to read the first that waits, and others whose prompts are about as long, if there is room."""
         if not self.running:
             self.width = 0  # with rows in it, a batch does not become narrower
+            self.forget_changed_models()
         if not (group := self.next_group(budget)):
             return None
         kept, reused = self.reusable(group[0])
@@ -122,6 +125,12 @@ class Batch:
         self.waiting = deque(request for request in self.waiting if request not in chosen)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
         return reading
+
+    def forget_changed_models(self) -> None:
+        """Let go of what rows have left whose models have changed since."""
+        if self.max_tokens == math.inf or (self.mark and self.mark.agrees()):
+            return
+        self.prefixes, self.mark = PrefixCache(), ModelMark(modules_of(self.target) + modules_of(self.draft))
 
     def next_group(self, budget: float | int) -> list[Request]:
         """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""

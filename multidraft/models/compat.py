@@ -22,7 +22,6 @@ from transformers import (
 from multidraft.errors import AdviceError
 from multidraft.models.base import Vocabulary
 
-GROUPED_ATTENTION = "grouped_sdpa"  # `sdpa` as passes.py computes it, while a pass of ours runs
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED_KINDS = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
 MEMORIES = ("past_key_values", "cache_params")  # what models call that which they remember
@@ -168,7 +167,7 @@ def faults_of(model: PreTrainedModel) -> Iterator[str]:
         yield f"has a recurrent state, which is read from transformers {STATES} on; update it"
     if not set(MEMORIES) & set(called(model)):
         yield "gives nothing to go on from after a pass; use another model"
-    if attention not in ("sdpa", "eager", GROUPED_ATTENTION) and not needs_paths(model):
+    if attention not in ("sdpa", "eager") and not needs_paths(model):
         yield f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"'
     if model.dtype.itemsize == 1:
         yield f"has weights in {model.dtype}, which nothing multiplies; load it with dtype=torch.bfloat16"

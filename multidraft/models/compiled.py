@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.kv_cache import Storage, TreeCache
+from multidraft.models.weights import ModelMark
 
 MAX_STEP_TOKENS = 256  # of a step that is compiled; a wider one is bound by arithmetic
 MIN_SLOTS = 256  # that a step sees
@@ -191,20 +192,12 @@ class CompiledSteps:
 
     def __init__(self, model: PreTrainedModel):
         self.device, self.dtype = model.device, model.dtype
-        self.weights = [(ref(weight), version_of(weight)) for weight in weights_of(model)]
+        self.mark = ModelMark([model])
         self.compiled = compiled(model)
         self.works = True
         self.pools: list[BufferPool] = []
         if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
             self.give_up(AdviceError("its weights are not all on one device"))
-
-    def are_of(self, model: PreTrainedModel) -> bool:
-        """Whether its weights are those that were compiled: a new one may stand where an old one has."""
-        weights = weights_of(model)
-        if len(weights) != len(self.weights):
-            return False
-        pairs = zip(weights, self.weights, strict=True)
-        return all(old() is weight and version == version_of(weight) for weight, (old, version) in pairs)
 
     def give_up(self, error: Exception) -> None:
         """From now on the model reads without."""
@@ -292,20 +285,10 @@ STEPS: WeakKeyDictionary[PreTrainedModel, CompiledSteps] = WeakKeyDictionary()
 
 
 def steps_of(model: PreTrainedModel) -> CompiledSteps:
-    """What is kept with a model, unless its weights have changed since: they may have been compiled in."""
-    if model not in STEPS or not STEPS[model].are_of(model):
+    """What is kept with a model, unless it has changed since: its weights may have been compiled in."""
+    if model not in STEPS or not STEPS[model].mark.agrees():
         STEPS[model] = CompiledSteps(model)
     return STEPS[model]
-
-
-def weights_of(model: PreTrainedModel) -> list[Tensor]:
-    """Its parameters and buffers."""
-    return [*model.parameters(), *model.buffers()]
-
-
-def version_of(weight: Tensor) -> tuple[int, int]:
-    """Where a weight is, and how often it has been changed in place."""
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def compiled(model: PreTrainedModel) -> Step:

@@ -19,7 +19,6 @@ recurrence stands a short convolution: a node's inputs are the last few on its p
 
 import copy
 from collections.abc import Iterable
-from inspect import unwrap
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from multidraft.models.packing import has_additions
 from multidraft.transfer import upload
 
 try:
@@ -210,16 +210,25 @@ class TreeNet(nn.Module):
         self.net: Any = net
 
     def forward(self, hidden_states: Tensor, cache_params: Any, **others: Any) -> Tensor:
-        layer, forward = cache_params.layers[self.net.layer_idx], unwrap(type(self.net).forward)
+        layer, forward = cache_params.layers[self.net.layer_idx], forward_of(type(self.net))
         replaced = {"causal_conv1d_fn": layer.convolve, "torch_chunk_gated_delta_rule": layer.rule}
         return FunctionType(forward.__code__, forward.__globals__ | replaced)(
             self.net, hidden_states, cache_params, None
         )
 
 
+def forward_of(kind: type[nn.Module]) -> Any:
+    """A class's forward without what transformers has put around it; what somebody else has stays."""
+    function: Any = kind.forward
+    while hasattr(function, "__wrapped__") and function.__globals__["__name__"].startswith("transformers."):
+        function = function.__wrapped__
+    return function
+
+
 def is_net(module: Any) -> bool:
     """Whether it is a gated delta net that is written as those that we know."""
-    return hasattr(module, "layer_idx") and set(unwrap(type(module).forward).__code__.co_names) >= CALLED_FUNCTIONS
+    names = getattr(getattr(forward_of(type(module)), "__code__", None), "co_names", ())
+    return hasattr(module, "layer_idx") and set(names) >= CALLED_FUNCTIONS
 
 
 def nets_of(model: PreTrainedModel) -> list[int]:
@@ -227,9 +236,12 @@ def nets_of(model: PreTrainedModel) -> list[int]:
     config = model.config.get_text_config(decoder=True)
     if config.model_type not in FAMILIES:
         return []
-    if any("forward" in vars(module) for module in model.modules()):  # accelerate's, which would bring weights
+    nets = list(filter(is_net, model.modules()))
+    around = [part for part in model.modules() if any(map(is_net, part.modules()))]
+    within = [part for net in nets for part in net.modules()]
+    if any(map(has_additions, around + within)):  # forwards that bring weights, or hooks
         return []
-    numbers = [vars(module)["layer_idx"] for module in model.modules() if is_net(module)]
+    numbers = [vars(net)["layer_idx"] for net in nets]
     return numbers if len(numbers) == list(config.layer_types).count("linear_attention") else []
 
 
@@ -237,7 +249,7 @@ def with_tree_nets(module: nn.Module) -> nn.Module:
     """A model that shares all weights with this one, which stays as it was, and reads trees in its nets."""
     if is_net(module):
         return TreeNet(module)
-    children = {name: child and with_tree_nets(child) for name, child in module._modules.items()}
+    children = {name: None if child is None else with_tree_nets(child) for name, child in module._modules.items()}
     if children == module._modules:
         return module
     other = copy.copy(module)

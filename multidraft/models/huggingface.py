@@ -3,19 +3,19 @@
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import compat
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
-from multidraft.models.grouped import grouped
 from multidraft.models.kv_cache import TreeCache
-from multidraft.models.passes import packed
+from multidraft.models.packing import has_additions, view_of
 from multidraft.models.reader import NO_HIDDEN_STATES, Lists, Reader, Scored
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
@@ -25,6 +25,7 @@ Model = PreTrainedModel | Reader
 # Of a pass whose tokens are all scored, although only the last one is asked for: a compiled step scores all.
 MAX_SCORED_TOKENS = 4
 MAX_PROMPT_SLOTS = 1024  # of the buffers that prompts are read into before they move
+RECORDING_MODELS: WeakSet[PreTrainedModel] = WeakSet()
 
 
 def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: Sequence[int] = ()) -> Reader:
@@ -36,14 +37,23 @@ def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: S
     if not isinstance(model, PreTrainedModel):
         return (model.with_hidden_states(hidden_layers) if hidden_layers else model).new(capacity)
     by_masks = not compat.needs_paths(model)
-    if compiled and not by_masks:
-        name = model.config.model_type
-        warnings.warn(f"decoding goes on without compiled steps: {name} is not read by masks alone", stacklevel=2)
+    if compiled and (reason := reason_against_compiling(model, by_masks)):
+        warnings.warn(f"decoding goes on without compiled steps: {reason}", stacklevel=2)
+        compiled = False
     if by_masks or nets_of(model):
-        return CausalLM(model, capacity, compiled and by_masks, hidden_layers)
+        return CausalLM(model, capacity, compiled, hidden_layers)
     if hidden_layers:
         raise AdviceError(NO_HIDDEN_STATES.format("that is read as paths"))
     return Paths(model)
+
+
+def reason_against_compiling(model: PreTrainedModel, by_masks: bool) -> str | None:
+    """Why its steps cannot be compiled, if they cannot."""
+    if not by_masks:
+        return f"{model.config.model_type} is not read by masks alone"
+    if any(map(has_additions, model.modules())):
+        return "the model has hooks or forwards of its own, which compiled code might leave out"
+    return None
 
 
 class CausalLM(Reader):
@@ -69,7 +79,9 @@ class CausalLM(Reader):
         self.output_layers, self.width = tuple(hidden_layers), config.hidden_size
         self.pending_states: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
         nets = nets_of(model)
-        self.reading = with_tree_nets(model) if nets else model
+        if hidden_layers:
+            let_record(model)
+        self.reading = with_tree_nets(view_of(model)) if nets else view_of(model)
         self.capacity, self.steps = capacity, steps_of(model) if compiled and not hidden_layers else None
         self.cache = TreeCache(
             config.num_hidden_layers, min(capacity, MAX_PROMPT_SLOTS) if self.steps else capacity, nets
@@ -119,17 +131,16 @@ class CausalLM(Reader):
             if logits is not None:
                 return logits
         seen = {kind: None if kind == "linear_attention" else mask for kind, mask in masks.items()}
-        with packed(self.model), grouped(compat.text_config(self.model), masks.values()):
-            output = self.reading(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=seen if len(seen) > 1 else next(iter(seen.values())),  # one where all layers are alike
-                past_key_values=self.cache.cache,
-                use_cache=True,
-                **({} if everything else self.last_logits),
-                # Layers that are not listed are None, or there too.
-                **({"output_hidden_states": list(self.output_layers)} if self.output_layers else {}),
-            )
+        output = self.reading(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=seen if len(seen) > 1 else next(iter(seen.values())),  # one where all layers are alike
+            past_key_values=self.cache.cache,
+            use_cache=True,
+            **({} if everything else self.last_logits),
+            # Layers that are not listed are None, or there too.
+            **({"output_hidden_states": list(self.output_layers)} if self.output_layers else {}),
+        )
         if self.output_layers:
             self.pending_states.append(torch.stack([output.hidden_states[layer] for layer in self.output_layers], 2))
         return output.logits
@@ -174,6 +185,17 @@ class CausalLM(Reader):
 
 
 @torch.inference_mode()
+def let_record(model: PreTrainedModel) -> None:
+    """Let transformers put its recording hooks into a model, as it does when it is first asked for hidden states.
+
+    Views share their model's hooks: a view that asked first would put them in once more.
+    """
+    if model not in RECORDING_MODELS:
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=compat.home(model)), output_hidden_states=True)
+        RECORDING_MODELS.add(model)
+
+
+@torch.inference_mode()
 def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
     """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
     if compat.needs_paths(model):
@@ -184,6 +206,13 @@ def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tu
     reader.use_fixed_buffers()
     if reader.steps is not None:
         reader.steps.prepare(model, reader.cache, reader.windows, new, lengths[0])
+
+
+def modules_of(model: Model | None) -> list[nn.Module]:
+    """The modules whose weights a model's results come from, with those of all its drafters."""
+    source, drafters = getattr(model, "source", model), getattr(model, "drafters", ())
+    modules = [source] if isinstance(source, nn.Module) else []
+    return modules + [module for drafter in drafters for module in modules_of(drafter)]
 
 
 def answers_prompts(model: Model) -> bool:

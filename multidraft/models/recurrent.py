@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.models import compat
-from multidraft.models.passes import packed
+from multidraft.models.packing import view_of
 from multidraft.models.reader import ROOT, Lists, Reader, Row, Scored, count_scored
 from multidraft.transfer import upload
 
@@ -50,7 +50,7 @@ class Paths(Reader):
 
     def __init__(self, model: PreTrainedModel):
         compat.check_supported(model)
-        self.model = model
+        self.model, self.view = model, view_of(model)
         self.source, self.device, self.tokens = model, compat.home(model), compat.vocabulary_of(model)
         self.vocabulary, self.ids, self.undrafted = self.tokens.size, self.tokens.ids, self.tokens.undrafted
         self.context, self.continues = compat.context(compat.text_config(model)), compat.continues(model)
@@ -122,8 +122,7 @@ class Paths(Reader):
             self.memory_name: before,
         }
         accepted = {name: value for name, value in inputs.items() if name in compat.called(self.model)}
-        with packed(self.model):
-            output = self.model(input_ids=tokens, use_cache=True, **accepted)
+        output = self.view(input_ids=tokens, use_cache=True, **accepted)
         for index, reading in enumerate(group):
             self.rows[reading.row].memory[reading.node] = getattr(output, self.memory_name), index
         return {(reading.row, reading.node): output.logits[index, -1] for index, reading in enumerate(group)}

@@ -2,7 +2,6 @@
 
 import re
 from abc import abstractmethod
-from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,18 +14,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.errors import AdviceError, shown
-from multidraft.models.attention import list_slots
 from multidraft.models.compat import context, windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import WEIGHT_FILES, load_head
-from multidraft.models.heads.fused import HeadLayer, Rotary
 from multidraft.models.heads.target import target_of
-from multidraft.models.int8 import Int8Layer
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.loading import reason
-from multidraft.models.passes import Kinds, packed
+from multidraft.models.packing import view_of
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
-from multidraft.models.replacements import Norm
 from multidraft.transfer import take, upload
 
 Logits = Float[Tensor, "rows new columns"]
@@ -100,11 +95,11 @@ class Head(Reader):
     The first tokens read after `commit` are a chain down to the root, as far as states were observed; others follow it.
     """
 
-    kinds: Kinds = (Int8Layer,)  # what takes the place of its parts in passes
     outputs: Tensor | None = None  # of the module for the tree, (rows, places, width)
 
     def __init__(self, module: Any, capacity: int = 256):
-        self.module = self.source = module
+        self.module, self.view = module, view_of(module)
+        self.source = module
         self.capacity, settings = capacity, module.settings
         self.hidden_layers = settings.layers
         self.vocabulary, self.ids = settings.layer.vocab_size, module.ids
@@ -142,12 +137,7 @@ class Head(Reader):
             if len(new):
                 observed.unfused, observed.count = [*observed.unfused, new.flatten(1)], observed.count + len(new)
         if any(len(row.memory.unfused) > MAX_UNFUSED for row in self.rows):
-            with self.packed():
-                self.fuse()
-
-    def packed(self) -> AbstractContextManager[None]:
-        """The module's parts computed our way."""
-        return packed(self.module, self.kinds)
+            self.fuse()
 
     def fuse(self) -> None:
         """Make one state of those of several layers; while no drafts are asked for, that is put off."""
@@ -155,7 +145,7 @@ class Head(Reader):
         if not rows:
             return
         new = [joined(observed.unfused) for observed in rows]
-        fused = self.module.fuse(joined(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
+        fused = self.view.fuse(joined(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
         for observed, part in zip(rows, fused, strict=True):
             observed.states, observed.unfused = torch.cat([observed.states, part]), []
 
@@ -163,18 +153,17 @@ class Head(Reader):
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Logits:
         are_first = [begin_tree(row, len(new)) for row, new in zip(self.rows, tokens, strict=True)]
         counts = [count_scored(scored, len(new)) for new in tokens]
-        with self.packed():
-            self.fuse()
-            self.read_tree(are_first, any(counts))
-            if not any(counts):
-                columns = self.module.settings.drafted
-                return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
-            ends = [len(row.tokens) for row in self.rows]
-            asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-            rows = [[self.place(index, token) for token in tokens] for index, tokens in enumerate(asked)]
-            places = padded([torch.tensor(row, dtype=torch.int64) for row in rows])
-            assert self.outputs is not None
-            return self.logits(self.outputs.take_along_dim(upload(places, self.outputs.device)[..., None], 1))
+        self.fuse()
+        self.read_tree(are_first, any(counts))
+        if not any(counts):
+            columns = self.module.settings.drafted
+            return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
+        ends = [len(row.tokens) for row in self.rows]
+        asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        rows = [[self.place(index, token) for token in tokens] for index, tokens in enumerate(asked)]
+        places = padded([torch.tensor(row, dtype=torch.int64) for row in rows])
+        assert self.outputs is not None
+        return self.logits(self.outputs.take_along_dim(upload(places, self.outputs.device)[..., None], 1))
 
     @abstractmethod
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
@@ -213,8 +202,7 @@ class Head(Reader):
 
     @torch.inference_mode()
     def _fork(self, fork: "Head", row: int, length: int) -> None:
-        with self.packed():
-            self.fuse()
+        self.fuse()
         fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
         states = old.states[: max(length - old.used, 0)]
@@ -228,8 +216,6 @@ class EagleDrafter(Head):
     it is the root.
     """
 
-    kinds = HeadLayer, Int8Layer, Norm, Rotary
-
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
         while any(row.tokens and len(self.slots(i)) < len(row.tokens) + shift(row) for i, row in enumerate(self.rows)):
             new = [self.readable(index) for index in range(len(self.rows))]
@@ -237,8 +223,7 @@ class EagleDrafter(Head):
             tokens = upload(padded([tokens for tokens, _, _ in new]), self.device)
             states = padded([beside for _, _, beside in new])
             masks = self.cache.masks(self.windows, self.dtype, self.device)
-            list_slots(masks.values(), threads=1)  # others would have to wake up for little
-            outputs = self.module(tokens, states, positions, masks, self.cache.cache)
+            outputs = self.view(tokens, states, positions, masks, self.cache.cache)
             self.outputs = outputs if self.outputs is None else torch.cat([self.outputs, outputs], 1)
 
     def slots(self, index: int) -> list[int]:
@@ -263,7 +248,7 @@ class EagleDrafter(Head):
         return self.slots(index)[max(token + shift(self.rows[index]), 0)]
 
     def logits(self, outputs: Tensor) -> Logits:
-        return self.module.logits(outputs)
+        return self.view.logits(outputs)
 
     def forget(self, paths: Lists) -> None:
         rows = list(zip(self.rows, paths, strict=True))
@@ -310,7 +295,7 @@ class BlockDrafter(Marginal):
         block = self.module.block(upload([root or 0 for root in roots], self.device))
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         masks = {kind: self.around(mask, self.windows[kind]) for kind, mask in masks.items()}
-        logits = self.module.logits(self.module(block, positions, masks, self.cache.cache))
+        logits = self.view.logits(self.view(block, positions, masks, self.cache.cache))
         self.cache.commit([[] for _ in roots])
         return logits if self.module.settings.from_anchor else logits[:, 1:]
 
@@ -319,7 +304,7 @@ class BlockDrafter(Marginal):
         states = [row.memory.states[row.memory.used == 0 :] for row in self.rows]
         if any(map(len, states)):
             positions = upload(self.cache.append([list(range(-1, len(new) - 1)) for new in states], False), self.device)
-            self.module.remember(padded(states), positions, self.cache.cache)
+            self.view.remember(padded(states), positions, self.cache.cache)
             self.cache.commit([list(range(len(new))) for new in states])
         for row in self.rows:
             row.memory.states = row.memory.states[len(row.memory.states) :]
@@ -342,7 +327,7 @@ class MedusaDrafter(Marginal):
         for row in self.rows:  # those before the root's are of no more use
             observed = row.memory
             observed.states = observed.states[max(observed.settled + observed.first - 1 - observed.used, 0) :]
-        return self.module(torch.stack([row.memory.states[0] for row in self.rows])).transpose(0, 1)
+        return self.view(torch.stack([row.memory.states[0] for row in self.rows])).transpose(0, 1)
 
 
 DRAFTERS: dict[str, type[Head]] = {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}

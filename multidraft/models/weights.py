@@ -1,0 +1,120 @@
+"""What tells whether a model's weights are still those from which something was made that outlives a call.
+
+Weights can be written in ways that leave no trace in PyTorch's version counters (`weight.data`, a NumPy view). So a
+mark also holds a number of each row and of each column, at fixed random places: whoever writes a row, a column, or all
+of a weight is noticed. What changes a few scattered numbers that way may not be; `weights_changed` says so by hand.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor, nn
+
+CHANGES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by module, how often it was said to have changed
+
+
+class WeightMark:
+    """A weight's identity and version, and some of its numbers."""
+
+    def __init__(self, weight: Tensor):
+        self.weight, self.version, self.sample = ref(weight), version_of(weight), sample_of(weight)
+
+    def is_unwritten(self, weight: Tensor | None) -> bool:
+        """Whether this is the weight, and PyTorch knows of no change; fast enough for every pass."""
+        return weight is not None and self.weight() is weight and self.version == version_of(weight)
+
+    def agrees(self, weight: Tensor | None) -> bool:
+        """Whether this is the weight, as it was."""
+        return self.is_unwritten(weight) and weight is not None and torch.equal(self.sample, sample_of(weight))
+
+
+class ModelMark:
+    """The marks of all weights of some models, and how these compute: their modules, and what was put into these."""
+
+    def __init__(self, models: Iterable[nn.Module]):
+        self.models = [ref(model) for model in models]
+        self.places, self.marks = list[Any](), list[WeightMark]()
+        for model in self.alive():
+            self.places.append(structure_of(model))
+            self.marks += map(WeightMark, weights_of(model))
+
+    def alive(self) -> list[nn.Module]:
+        """The models that are still there."""
+        return [model for model in (reference() for reference in self.models) if model is not None]
+
+    def agrees(self) -> bool:
+        """Whether the models compute what they did."""
+        models = self.alive()
+        weights = [weight for model in models for weight in weights_of(model)]
+        return (
+            len(models) == len(self.models)
+            and self.places == [structure_of(model) for model in models]
+            and len(weights) == len(self.marks)
+            and all(mark.agrees(weight) for mark, weight in zip(self.marks, weights, strict=True))
+        )
+
+
+def weights_changed(model: nn.Module) -> None:
+    """Say that a model's weights were written in a way that might go unnoticed: what was made from them is made anew.
+
+    Needed only where a few scattered numbers were written through `weight.data` or a NumPy view. All other changes,
+    such as `load_state_dict`, PEFT's merges and `weight.data.copy_`, are noticed at the start of the next call.
+    """
+    for module in model.modules():
+        CHANGES[module] = CHANGES.get(module, 0) + 1
+
+
+def weights_of(model: nn.Module) -> Iterator[Tensor]:
+    """Its parameters and buffers."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def structure_of(model: nn.Module) -> list[Any]:
+    """What a model's modules are, and what may have been put into each: hooks and forwards of its own."""
+    return [
+        (id(module), type(module), type(module).forward, id(vars(module).get("forward")), CHANGES.get(module, 0))
+        for module in model.modules()
+    ] + [
+        (number, id(hook))
+        for module in model.modules()
+        for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        for number, hook in hooks.items()
+    ]
+
+
+def version_of(weight: Tensor) -> tuple[int, int]:
+    """Where a weight is, and how often PyTorch has seen it written."""
+    if not has_numbers(weight):
+        return 0, 0
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def has_numbers(weight: Tensor) -> bool:
+    """Whether it is a plain tensor that holds its numbers; quantised ones and those kept elsewhere are not."""
+    is_plain = type(weight) in (Tensor, nn.Parameter, nn.Buffer) and weight.layout == torch.strided
+    return is_plain and weight.device.type != "meta" and not weight.is_quantized
+
+
+@torch.no_grad()
+def sample_of(weight: Tensor) -> UInt8[Tensor, " bytes"]:
+    """The bytes of a number of each row and of each column."""
+    if not has_numbers(weight) or not weight.numel():
+        return torch.empty(0, dtype=torch.uint8)
+    width = weight.shape[-1] if weight.dim() > 1 else weight.numel()
+    numbers = weight.detach().view(torch.uint8) if weight.itemsize == 1 else weight.detach()
+    places = sample_places(weight.numel() // width, width)
+    return numbers.take(places.to(weight.device)).view(torch.uint8).cpu()
+
+
+@lru_cache(64)
+def sample_places(height: int, width: int) -> Int[Tensor, " count"]:
+    """Places in a matrix, row by row: one at random in each row, then one in each column."""
+    random = torch.Generator().manual_seed(0)
+    rows = torch.cat([torch.arange(height), torch.randint(height, (width,), generator=random)])
+    columns = torch.cat([torch.randint(width, (height,), generator=random), torch.arange(width)])
+    return rows * width + columns

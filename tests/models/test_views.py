@@ -1,0 +1,396 @@
+"""Views of a user's model: whatever was written or put into it, a pass gives what the model itself gives."""
+
+import gc
+import types
+from collections.abc import Callable
+from copy import deepcopy
+from functools import wraps
+from itertools import product
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from hybrids import hybrid
+from tiny import tiny_model
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, vector_to_parameters
+from transformers import PreTrainedModel
+
+import multidraft as md
+from multidraft.models import packing
+from multidraft.models.huggingface import CausalLM, reader
+from multidraft.models.packing import PackedLinear, view_of
+
+SIZES = {"hidden_size": 128, "intermediate_size": 160}  # so that linear layers are worth packing
+NORMED = {**SIZES, "head_dim": 32}
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: tiny_model("llama", **SIZES),
+    "qwen3": lambda: tiny_model("qwen3", **NORMED),
+    "gemma3": lambda: tiny_model("gemma3", **NORMED),
+    "gpt2": lambda: tiny_model("gpt2", n_embd=128),
+    "phi": lambda: tiny_model("phi", **SIZES),
+    "qwen3_5": lambda: hybrid("qwen3_5", **NORMED),  # its trees are read in one pass
+    "lfm2": lambda: hybrid("lfm2", **SIZES),  # as paths
+}
+DTYPES = torch.float32, torch.bfloat16
+IDS = [3, 14, 15, 9, 2, 6]
+SEEN = 1, 2  # hidden states
+
+
+def new_model(family: str, dtype: torch.dtype = torch.float32, scale: float = 0.2) -> PreTrainedModel:
+    """A model that no other test has read with; smaller weights round less."""
+    model = deepcopy(FAMILIES[family]()).to(dtype)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(scale)
+    return model
+
+
+def ours(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> Tensor:
+    """Our logits of a chain, read in a new call; with layers also their hidden states, behind them."""
+    target = reader(model, 64, hidden_layers=layers)
+    logits = target.forward([IDS], [list(range(-1, len(IDS) - 1))])[0]
+    target.commit([list(range(len(IDS)))])
+    return torch.cat([logits, target.hidden_states[0].flatten(1)], 1) if layers else logits
+
+
+@torch.inference_mode()
+def theirs(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> Tensor:
+    """The model's own."""
+    output = model(torch.tensor([IDS]), output_hidden_states=bool(layers), use_cache=False)
+    states = [output.hidden_states[layer][0] for layer in layers]
+    return torch.cat([output.logits[0], *states], 1)
+
+
+def error(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> float:
+    """The largest difference, over the largest number."""
+    expected = theirs(model, layers).float()
+    return float((ours(model, layers).float() - expected).abs().max() / expected.abs().max())
+
+
+def tolerance(model: PreTrainedModel) -> float:
+    """Of what is computed in another order."""
+    return 0.03 if model.dtype == torch.bfloat16 else 1e-4
+
+
+# Weights
+
+
+def write_in_place(model: Any, other: Any) -> None:
+    with torch.no_grad():
+        for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+            weight.copy_(new)
+
+
+def write_data(model: Any, other: Any) -> None:
+    for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+        weight.data.copy_(new)
+
+
+def multiply_data(model: Any, other: Any) -> None:
+    for weight in model.parameters():
+        weight.data.mul_(-1.5)
+
+
+def replace_data(model: Any, other: Any) -> None:
+    for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+        weight.data = new.data.clone()
+
+
+def write_numpy(model: Any, other: Any) -> None:
+    for weight, new in zip(model.parameters(), other.parameters(), strict=True):
+        numbers = weight.detach().view(torch.int16 if weight.dtype == torch.bfloat16 else weight.dtype).numpy()
+        numbers[...] = new.detach().view(torch.int16 if weight.dtype == torch.bfloat16 else weight.dtype).numpy()
+
+
+def load(model: Any, other: Any) -> None:
+    model.load_state_dict(other.state_dict())
+
+
+def assign(model: Any, other: Any) -> None:
+    model.load_state_dict(other.state_dict(), assign=True)
+
+
+def from_vector(model: Any, other: Any) -> None:
+    vector_to_parameters(torch.cat([weight.detach().flatten() for weight in other.parameters()]), model.parameters())
+
+
+def replace_parameters(model: Any, other: Any) -> None:
+    for module, new in zip(model.modules(), other.modules(), strict=True):
+        for name, weight in new._parameters.items():
+            if weight is not None:
+                setattr(module, name, nn.Parameter(weight.detach().clone()))
+
+
+def merge_an_adapter(model: Any, other: Any) -> None:
+    """As PEFT does: a product of two thin matrices is added through `.data`."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            height, width = module.weight.shape
+            module.weight.data += (torch.ones(height, 1) @ torch.linspace(-0.3, 0.3, width)[None]).to(module.weight)
+
+
+def write_one_row(model: Any, other: Any) -> None:
+    """As for a token that was added."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data[-1] = 1
+
+
+def write_one_column(model: Any, other: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data[:, -1] = 1
+
+
+WRITERS = [
+    write_in_place, write_data, multiply_data, replace_data, write_numpy, load, assign, from_vector,
+    replace_parameters, merge_an_adapter, write_one_row, write_one_column,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_written_in_any_way_are_seen(family: str, writer: Any, dtype: torch.dtype) -> None:
+    model, other = new_model(family, dtype), new_model(family, dtype, scale=-0.1)
+    before = ours(model)
+    writer(model, other)
+    assert error(model) < tolerance(model)
+    assert not torch.allclose(ours(model), before, rtol=0.1)  # the test could have failed
+
+
+def test_a_view_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing here would be tested."""
+    if not packing.can_pack(torch.float32):
+        pytest.skip("this processor has no oneDNN")
+    for family in FAMILIES:
+        packed = [part for part in view_of(new_model(family)).modules() if isinstance(part, PackedLinear)]
+        assert bool(packed) == (family != "gpt2"), family  # whose layers are of another class
+
+
+def test_scattered_numbers_are_seen_when_somebody_says_so() -> None:
+    model = new_model("llama")
+    before, weight = ours(model), model.model.layers[0].mlp.up_proj.weight
+    weight.data.view(-1)[0] += 50
+    md.weights_changed(model)
+    assert error(model) < tolerance(model)
+    assert not torch.allclose(ours(model), before, rtol=0.1)
+
+
+def test_a_sample_that_looks_at_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: without numbers in its mark, a weight that was written through `.data` is taken for the old one."""
+    monkeypatch.setattr("multidraft.models.weights.sample_of", lambda weight: torch.empty(0, dtype=torch.uint8))
+    model = new_model("llama")
+    ours(model)
+    write_data(model, new_model("llama", scale=-0.1))
+    assert error(model) > 10 * tolerance(model)
+
+
+def test_target_draft_and_head_follow_their_weights() -> None:
+    """Draft and target are equal models: every draft is accepted, before both are written and after."""
+    target, draft, other = (new_model("llama", scale=scale) for scale in (1, 1, -0.5))
+    for _ in range(2):
+        tokens, info = md.generate(target, draft, [IDS], temperature=0, tree="1x1x1", max_new_tokens=16)
+        expected = target.generate(torch.tensor([IDS]), max_new_tokens=16, do_sample=False)[0, len(IDS) :]
+        assert tokens[0].tolist() == expected.tolist()
+        assert info.block_efficiency == 4
+        write_data(target, other)
+        write_data(draft, other)
+
+
+# What is put into modules
+
+
+def scaled(output: Any) -> Any:
+    """Another output than a module gave."""
+    if isinstance(output, tuple):
+        return (scaled(output[0]), *output[1:])
+    return output * 0.7 if isinstance(output, Tensor) and output.is_floating_point() else output
+
+
+def add_hook(module: Any) -> None:
+    module.register_forward_hook(lambda module, inputs, output: scaled(output))
+
+
+def add_pre_hook(module: Any) -> None:
+    def change(module: Any, inputs: Any, keywords: Any) -> Any:
+        return tuple(map(scaled, inputs)), {name: scaled(value) for name, value in keywords.items()}
+
+    module.register_forward_pre_hook(change, with_kwargs=True)
+
+
+def replace_forward(module: Any) -> None:
+    plainly = module.forward
+    module.forward = lambda *inputs, **keywords: scaled(plainly(*inputs, **keywords))
+
+
+def bind_forward(module: Any) -> None:
+    kind = type(module)
+
+    def forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
+        return scaled(kind.forward(self, *inputs, **keywords))
+
+    module.forward = types.MethodType(forward, module)
+
+
+def change_class(module: Any) -> None:
+    kind = type(module)
+    forward = lambda self, *inputs, **keywords: scaled(kind.forward(self, *inputs, **keywords))  # noqa: E731
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+
+
+ADDITIONS = [add_hook, add_pre_hook, replace_forward, bind_forward, change_class]
+CASES = [(*case, torch.float32) for case in product(("llama", "gemma3", "qwen3_5"), (add_hook, replace_forward))]
+SLOW_CASES = [case for case in product(FAMILIES, ADDITIONS, DTYPES) if case not in CASES]
+
+
+@pytest.mark.parametrize(
+    ("family", "addition", "dtype"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
+)
+def test_what_is_put_into_any_module_runs(family: str, addition: Any, dtype: torch.dtype) -> None:
+    model = new_model(family, dtype)
+    plain, changed = ours(model), 0
+    # The root takes the signature of its forward along; a mask of another kind is no tree's.
+    names = [name for name, module in model.named_modules() if name and not isinstance(module, nn.ModuleList)]
+    for name in names:
+        other = deepcopy(model)
+        ours(other)
+        module = other.get_submodule(name)
+        addition(module)
+        assert error(other) < tolerance(model), name
+        changed += not torch.allclose(ours(other), plain, rtol=1e-3)
+    assert changed > len(names) / 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_5", "gpt2"])
+def test_hooks_get_the_users_modules(family: str) -> None:
+    """Who asks which module it was finds it; the model is as it was, to the last attribute."""
+    model = new_model(family)
+    ours(model)
+    names = {module: name for name, module in model.named_modules()}
+    attributes = {module: set(vars(module)) for module in model.modules()}
+    called = list[str]()
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList) and module is not model:
+            module.register_forward_hook(lambda module, inputs, output: called.append(names[module]))
+    theirs(model)
+    expected, called[:] = called[:], []
+    ours(model)
+    assert set(called) == set(expected)
+    assert {module: set(vars(module)) for module in model.modules()} == attributes
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5", "lfm2"])
+def test_a_patched_class_and_global_hooks_are_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model(family)
+    plain, linear = ours(model), nn.Linear.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Linear, "forward", lambda self, inputs: 0.7 * linear(self, inputs))
+        assert error(model) < tolerance(model)
+        assert not torch.allclose(ours(model), plain, rtol=1e-3)
+    for kind in {type(module) for module in model.model.layers.modules()} - {nn.ModuleList}:
+        with monkeypatch.context() as patch:
+            plainly = kind.forward
+            changed = lambda *inputs, plainly=plainly, **keywords: scaled(plainly(*inputs, **keywords))  # noqa: E731
+            patch.setattr(kind, "forward", wraps(plainly)(changed))
+            assert error(model) < tolerance(model), kind
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: scaled(output) if isinstance(module, nn.Linear) else None
+    )
+    try:
+        assert error(model) < tolerance(model)
+        assert not torch.allclose(ours(model), plain, rtol=1e-3)
+    finally:
+        handle.remove()
+    assert torch.equal(ours(model), plain)
+
+
+@pytest.mark.parametrize("attribute", ["variance_epsilon", "scaling"])
+def test_changed_attributes_are_seen(attribute: str) -> None:
+    model = new_model("llama")
+    plain = ours(model)
+    for module in model.modules():
+        if hasattr(module, attribute):
+            setattr(module, attribute, 0.4)
+    assert error(model) < tolerance(model)
+    assert not torch.allclose(ours(model), plain, rtol=1e-3)
+
+
+def test_parametrised_and_replaced_layers_are_seen() -> None:
+    model = new_model("llama")
+    ours(model)
+    parametrizations.weight_norm(model.model.layers[0].mlp.up_proj)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.parametrizations.weight.original0.mul_(3)
+    assert error(model) < tolerance(model)
+    model.model.layers[1].mlp.gate_proj = nn.Linear(128, 160, bias=False)
+    assert error(model) < tolerance(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_5"])
+def test_hidden_states_are_the_models(family: str) -> None:
+    """Also where somebody has asked for them before, and with hooks and new weights."""
+    for asked_before in (False, True):
+        model = new_model(family)
+        if asked_before:
+            theirs(model, SEEN)
+        for _ in range(2):
+            assert error(model, SEEN) < tolerance(model)
+        add_hook(model.model.layers[1].mlp)
+        write_data(model, new_model(family, scale=-0.1))
+        assert error(model, SEEN) < tolerance(model)
+        assert len(theirs(model, SEEN)) == len(IDS)
+
+
+def test_autocast_and_a_dtype_that_changes() -> None:
+    model = new_model("llama")
+    ours(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(ours(model).float(), theirs(model).float(), rtol=0.03, atol=0.03)
+    model.to(torch.bfloat16)
+    assert error(model) < tolerance(model)
+
+
+def test_two_threads_hold_two_views() -> None:
+    """One reads a model while another generates from it with transformers and gets just its logits."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = new_model("llama")
+    expected_ours, expected_theirs = ours(model), theirs(model)
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(ours if turn % 2 else theirs, model) for turn in range(20)]
+        for turn, result in enumerate(results):
+            assert torch.equal(result.result(), expected_ours if turn % 2 else expected_theirs)
+
+
+def test_a_model_that_is_gone_takes_its_packed_weights_along() -> None:
+    model = new_model("llama")
+    ours(model)
+    packed = [ref(packing.PACKED_WEIGHTS[part]) for part in model.modules() if part in packing.PACKED_WEIGHTS]
+    del model
+    gc.collect()
+    assert packed or not packing.can_pack(torch.float32)
+    assert not any(weight() for weight in packed)
+
+
+def test_long_prompts_and_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps code for every number of tokens that it has seen, so long prompts are read without."""
+    model, lengths = new_model("llama"), list[int]()
+    plainly = packing.PackedWeight.multiply
+    monkeypatch.setattr(
+        packing.PackedWeight,
+        "multiply",
+        lambda self, inputs, bias: lengths.append(inputs.shape[:-1].numel()) or plainly(self, inputs, bias),
+    )
+    long = CausalLM(model, 256)
+    long.forward([[1] * 200], [list(range(-1, 199))], "none")
+    assert set(lengths) <= {3}  # tried once a layer
+    monkeypatch.setattr(packing, "available", lambda _: 1000)
+    assert view_of(other := new_model("llama")) is other
+
+
+def test_a_layer_that_packs_wrongly_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing.PackedWeight, "multiply", lambda self, inputs, bias: torch.zeros(1, 3, 7))
+    assert view_of(model := new_model("llama")) is model
