@@ -1,6 +1,7 @@
 """Multi-draft speculative decoding: faster generation whose output has exactly the target model's distribution."""
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,9 @@ __all__ = [
 __version__ = "0.2.0"
 
 # Idle threads of OpenMP spin, by default for milliseconds: where another process wants a core, a pass can take a
-# hundred times as long. This is read when torch is loaded; where torch is imported first, it has no effect.
-if "OMP_WAIT_POLICY" not in os.environ:
+# hundred times as long. This is read when torch is loaded; where torch was imported first, `generate` says so on a busy
+# machine, and nothing is set.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 HOMES = {  # no public name may be a module's name too: importing the module would take its place

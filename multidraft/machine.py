@@ -7,6 +7,8 @@ import os
 import platform
 import signal
 import subprocess
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -60,6 +62,20 @@ def is_busy() -> bool:
     import psutil
 
     return psutil.getloadavg()[0] > BUSY_LOAD * processors()
+
+
+@cache
+def warn_of_spinning() -> None:
+    """Warn, once, on a busy machine where idle threads of torch spin for long: it was imported before multidraft."""
+    import torch
+
+    briefly = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
+    if not briefly and torch.get_num_threads() > 1 and sys.platform == "linux":
+        warnings.warn(
+            "this machine is busy, and torch was imported before multidraft, so that its idle threads spin for "
+            "milliseconds: steps may take ten times as long; import multidraft first, or set GOMP_SPINCOUNT=3000",
+            stacklevel=3,
+        )
 
 
 @cache

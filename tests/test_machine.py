@@ -82,3 +82,29 @@ def test_idle_threads_spin_briefly_unless_somebody_says_otherwise(before: dict[s
     program = "import multidraft, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
     output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
     assert output.split() == [str(count), "False"]
+
+
+@pytest.mark.parametrize(
+    ("first", "before", "warned"),
+    [("torch", {}, True), ("multidraft", {}, False), ("torch", {"GOMP_SPINCOUNT": "3000"}, False)],
+)
+def test_who_imports_torch_first_is_told_on_a_busy_machine(first: str, before: dict[str, str], warned: bool) -> None:
+    """Once: libgomp reads how long to spin when it is loaded, and nothing can be set after."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | before
+    program = f"""
+import {first}, warnings, torch
+import multidraft as md
+from multidraft import machine
+from multidraft.generation import generate
+from multidraft.models.table import TableModel, random_table
+torch.set_num_threads(2)
+generate.is_busy = lambda: True
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        md.generate(*(TableModel(random_table(5, 3, seed), 5) for seed in range(2)), [[1]], max_new_tokens=2)
+print(sum("import multidraft first" in str(warning.message) for warning in caught))
+"""
+    output = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    assert output.split()[-1] == str(int(warned))

@@ -319,13 +319,18 @@ def is_file(name: str) -> bool:
 
 
 def ready_model(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
-    """Move a transformers model to the GPU if there is one; raise unless it runs."""
+    """Move a transformers model to the GPU if there is one, else to a dtype of the processor; raise unless it runs."""
     import torch
 
+    from multidraft.cli import terminal
     from multidraft.models.loading import check_runs
+    from multidraft.models.packing import can_pack
 
     if torch.cuda.is_available():
         model.cuda()  # type: ignore[call-arg]  # a transformers decorator hides self
+    elif model.dtype == torch.bfloat16 and not can_pack(torch.bfloat16):
+        model.float()
+        terminal.note(f"this processor does not multiply bfloat16, so {name} computes in float32")
     check_runs(model, name)
     return model
 

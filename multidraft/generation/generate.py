@@ -32,6 +32,7 @@ from multidraft.generation.options import Options, signature_with_keywords
 from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_searches
 from multidraft.generation.streaming import as_stream
 from multidraft.generation.text import text_ends
+from multidraft.machine import is_busy, warn_of_spinning
 from multidraft.models import compat
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import Model
@@ -103,7 +104,7 @@ def generate(
     Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
     is raised when the other rows are done, and holds their tokens.
     """
-    user_inputs.check_model(target_model, "target")
+    target_model = user_inputs.as_model(target_model, "target")
     draft = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     user_inputs.check_pieces(target_model, draft)
     options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, SideBySide))
@@ -232,6 +233,8 @@ def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, 
 
 def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) -> Info:
     """Step until all requests have ended, or time is up, and pass on what happens; an interruption has the info."""
+    if is_busy():
+        warn_of_spinning()
     info, prompts = batch.info, [request.prompt for request in requests]
     if options.num_logprobs is not None:
         info.logprobs = [request.logprobs for request in requests]

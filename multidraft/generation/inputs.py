@@ -100,6 +100,19 @@ def plan_file(plan: Any, limits: Limits | None) -> Path | None:
     return None if plan is None else Path(plan)
 
 
+def as_model(model: Any, name: str) -> Any:
+    """The model, out of PEFT's wrapper if it has one: adapters are in the layers. Raises where it cannot be read."""
+    if not isinstance(model, PreTrainedModel | type) and hasattr(model, "peft_config"):
+        if any(getattr(config, "is_prompt_learning", False) for config in model.peft_config.values()):
+            raise AdviceError(
+                f"the {name} model has an adapter that puts tokens of its own before every text, and trees are read "
+                "without; use one that changes layers, such as LoRA"
+            )
+        model = model.get_base_model()
+    check_model(model, name)
+    return model
+
+
 def check_model(model: Any, name: str) -> None:
     """Raise unless it is a model that the loop can read with, on a device that has float64."""
     if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
@@ -126,8 +139,8 @@ def as_drafter(draft: Any, target: Model) -> Model | None:
         head(drafter, target) if isinstance(drafter, str) and HEAD_NAME.fullmatch(drafter) else drafter
         for drafter in drafters
     ]
-    for model in drafters if draft is not None else ():
-        check_model(model, "draft")
+    if draft is not None:
+        drafters = [as_model(drafter, "draft") for drafter in drafters]
     return SideBySide(drafters) if isinstance(draft, list | tuple) else drafters[0]
 
 

@@ -5,19 +5,22 @@ import runpy
 import shutil
 import sys
 import threading
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from commands import run
 from serving import letters
+from tiny import tiny_model
 
 from multidraft.cli import models as names
 from multidraft.cli import replicas
-from multidraft.cli.models import Loader, Models, load
+from multidraft.cli.models import Loader, Models, load, ready_model
 from multidraft.cli.replicas import Serving
 from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
+from multidraft.models import packing
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.process import in_thread
 from multidraft.zoo import FOLDER
@@ -142,3 +145,11 @@ def test_a_draft_whose_special_token_was_renamed_is_taken_and_said(pair: Path, t
     assert "one token differs (token 0 is '<|endoftext|>' there, and '<|im_end|>' in the draft): never" in taken.stderr
     texts = [json.loads(ran.stdout)["records"][0]["text"] for ran in (taken, plain)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_processor_without_bfloat16_computes_in_float32_and_says_so(known: bool, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(packing, "can_pack", lambda dtype: known)
+    model = deepcopy(tiny_model("llama")).to(torch.bfloat16)
+    assert ready_model(model, "a model").dtype == (torch.bfloat16 if known else torch.float32)
+    assert ("does not multiply bfloat16, so a model computes in float32" in capsys.readouterr().err) == (not known)

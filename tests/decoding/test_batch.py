@@ -1,6 +1,7 @@
 """Many prompts in one call: each gets the tokens that it gets alone, however many rows decode at a time."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from multidraft.decoding.request import Request, Stop
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
 
 SIZE = 5
 CONFIG = DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse("2x1")), measure=0)
@@ -162,3 +164,25 @@ def test_records_name_the_requests_of_their_rows() -> None:
         for request, emitted in zip(of_step, record.emitted, strict=True):
             counted[request] += len(emitted.tokens)
     assert all(counted[request] >= len(request.tokens) > 0 for request in rows)
+
+
+@pytest.mark.parametrize("changed", ["target", "draft", "neither"])
+def test_prefixes_of_other_weights_are_not_reused(changed: str) -> None:
+    """As where a trainer writes the weights of a server's model between two requests."""
+    target, draft = deepcopy(tiny_model("llama")), deepcopy(tiny_model("gpt2"))
+
+    def answer(batch: Batch) -> list[int]:
+        batch.add([request := Request([5, 2, 7, 1, 8, 3], 8, Sampling(0))])
+        while batch.requests:
+            batch.step()
+        return request.tokens
+
+    with torch.inference_mode():
+        batch = Batch(target, draft, CONFIG, max_tokens=200)
+        answer(batch)
+        model = {"target": target, "draft": draft, "neither": None}[changed]
+        for weight in model.parameters() if model else ():
+            weight.data.mul_(-0.7)
+        tokens = answer(batch)
+        assert tokens == answer(Batch(target, draft, CONFIG, max_tokens=200))
+        assert bool(batch.reused_tokens) == (changed == "neither")

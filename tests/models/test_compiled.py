@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 import multidraft as md
 from multidraft.models import compiled
 from multidraft.models.compiled import SPARE_SLOTS, BufferPool, CapturedStep, bucket
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface import CausalLM, reader
 from multidraft.models.kv_cache import Block
 from multidraft.models.table import TableModel, random_table
 
@@ -213,6 +213,23 @@ def test_what_was_compiled_is_forgotten_when_weights_change():
     with torch.no_grad():
         next(model.parameters()).mul_(1)
     assert compiled.steps_of(model) is not before
+
+
+@pytest.mark.usefixtures("as_written")
+def test_what_was_compiled_is_forgotten_when_weights_are_written_through_data():
+    model = deepcopy(tiny_model("gpt2", n_layer=1))
+    before = compiled.steps_of(model)
+    next(model.parameters()).data.mul_(2)
+    assert compiled.steps_of(model) is not before
+
+
+def test_a_model_with_hooks_is_read_without_compiled_steps():
+    """Compiled code might leave out a hook, or do once what it does at every step."""
+    model = deepcopy(tiny_model("llama"))
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+    with pytest.warns(UserWarning, match="without compiled steps: the model has hooks"):
+        hooked = reader(model, 64, compiled=True).forward([[3, 1, 4]], [[-1, 0, 1]])
+    assert torch.equal(hooked, reader(model, 64).forward([[3, 1, 4]], [[-1, 0, 1]]))
 
 
 def test_only_models_compile():

@@ -1,11 +1,15 @@
 """Views of a user's model: whatever was written or put into it, a pass gives what the model itself gives."""
 
 import gc
+import os
+import subprocess
+import sys
 import types
 from collections.abc import Callable
 from copy import deepcopy
 from functools import wraps
 from itertools import product
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -342,6 +346,68 @@ def test_hidden_states_are_the_models(family: str) -> None:
         write_data(model, new_model(family, scale=-0.1))
         assert error(model, SEEN) < tolerance(model)
         assert len(theirs(model, SEEN)) == len(IDS)
+
+
+@pytest.mark.usefixtures("unchecked")  # what checks hints does not compile
+@pytest.mark.parametrize("place", ["", "model", "model.layers.0", "model.layers.1.mlp"])
+@pytest.mark.parametrize("way", ["compile", "forward", "wrapper"])
+def test_compiled_modules_are_called(way: str, place: str) -> None:
+    model = new_model("llama")
+    plain, module = ours(model), model.get_submodule(place)
+    calls = list[int]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return lambda *values: calls.append(1) or graph.forward(*values)
+
+    if way == "compile":
+        module.compile(backend=backend)
+    elif way == "forward":
+        module.forward = torch.compile(module.forward, backend=backend)
+    elif place.endswith("mlp"):
+        model.set_submodule(place, torch.compile(module, backend=backend))
+    torch.testing.assert_close(ours(model), plain, rtol=0, atol=1e-4)
+    assert bool(calls) == (way != "wrapper" or place.endswith("mlp"))
+
+
+class Wrapped:
+    """As PEFT wraps a model, whose adapters are in its layers."""
+
+    def __init__(self, model: PreTrainedModel, is_prompt_learning: bool):
+        self.model, self.peft_config = model, {"default": types.SimpleNamespace(is_prompt_learning=is_prompt_learning)}
+
+    def get_base_model(self) -> PreTrainedModel:
+        return self.model
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_wrapped_model_is_taken_with_its_adapters() -> None:
+    model = new_model("llama", scale=1)
+    replace_forward(model.model.layers[0].mlp.up_proj)  # as an adapter does
+    settings: dict[str, Any] = {"temperature": 0, "max_new_tokens": 9, "tree": "2x1"}
+    expected = md.generate(model, model, [IDS], **settings)[0][0].tolist()
+    wrapped = Wrapped(model, is_prompt_learning=False)
+    assert md.generate(wrapped, wrapped, [IDS], **settings)[0][0].tolist() == expected
+    with pytest.raises(md.AdviceError, match="the target model has an adapter that puts tokens of its own"):
+        md.generate(Wrapped(model, is_prompt_learning=True), None, [IDS])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_NUM_THREADS": "1"}])
+def test_fewer_threads_than_asked_give_the_same(limit: dict[str, str]) -> None:
+    program = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import torch
+from test_views import FAMILIES, error, new_model, tolerance
+torch.set_num_threads(4)
+for family in FAMILIES:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = new_model(family, dtype)
+        print(error(model) < tolerance(model))
+"""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+    output = subprocess.check_output([sys.executable, "-c", program, *folders], env=os.environ | limit, text=True)
+    assert output.split() == ["True"] * 2 * len(FAMILIES)
 
 
 def test_autocast_and_a_dtype_that_changes() -> None:
