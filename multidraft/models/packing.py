@@ -9,6 +9,9 @@ compiled call) stands in it as it is, with all that is within; a weight that has
 """
 
 import copy
+import ctypes
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -78,6 +81,9 @@ def can_pack(dtype: torch.dtype) -> bool:
 def view_of(model: Module) -> Module:
     """The model's view; itself where nothing can be packed, or half of the memory that is left would not hold it."""
     if module._global_forward_hooks or module._global_forward_pre_hooks or not is_torchs_linear():
+        return model
+    if not has_all_threads():
+        warn_of_missing_threads()
         return model
     layers = [layer for layer in layers_to_pack(model) if not is_packed(layer)]
     free, size = available(torch.device("cpu")), sum({layer.weight: layer.weight.nbytes for layer in layers}.values())
@@ -151,3 +157,26 @@ def can_be_packed(part: nn.Module | None) -> TypeGuard[nn.Linear]:
 def is_torchs_linear() -> bool:
     """Whether nobody has put another forward into PyTorch's class."""
     return getattr(nn.Linear.forward, "__globals__", None) is vars(linear)
+
+
+def has_all_threads() -> bool:
+    """Whether OpenMP gives the threads that PyTorch asks for: oneDNN's products would lack the others' shares."""
+    if sys.platform != "linux":
+        return True
+    openmp, threads = ctypes.CDLL(None), torch.get_num_threads()
+    try:
+        most = 1 if openmp.omp_get_max_active_levels() == 0 else openmp.omp_get_thread_limit()
+        return threads == 1 or (threads <= most and not openmp.omp_get_dynamic())
+    except AttributeError:  # no OpenMP is loaded
+        return True
+
+
+@cache
+def warn_of_missing_threads() -> None:
+    """Warn, once, of what PyTorch itself makes of it."""
+    warnings.warn(
+        f"OpenMP may give fewer threads than the {torch.get_num_threads()} that PyTorch asks for (OMP_THREAD_LIMIT, "
+        "OMP_DYNAMIC or OMP_MAX_ACTIVE_LEVELS), and PyTorch's own products in bfloat16 are wrong then; call "
+        "torch.set_num_threads(1), or lift the limit",
+        stacklevel=4,
+    )

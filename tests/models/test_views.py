@@ -392,8 +392,11 @@ def test_a_wrapped_model_is_taken_with_its_adapters() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"}, {"OMP_NUM_THREADS": "1"}])
-def test_fewer_threads_than_asked_give_the_same(limit: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "limit", ["OMP_THREAD_LIMIT=1", "OMP_THREAD_LIMIT=2", "OMP_DYNAMIC=true", "OMP_MAX_ACTIVE_LEVELS=0"]
+)
+def test_fewer_threads_than_asked_give_the_same(limit: str) -> None:
+    """In float32: with bfloat16 PyTorch's own products are wrong then."""
     program = """
 import sys
 sys.path[:0] = sys.argv[1:]
@@ -401,13 +404,19 @@ import torch
 from test_views import FAMILIES, error, new_model, tolerance
 torch.set_num_threads(4)
 for family in FAMILIES:
-    for dtype in (torch.float32, torch.bfloat16):
-        model = new_model(family, dtype)
-        print(error(model) < tolerance(model))
+    model = new_model(family)
+    print(error(model) < tolerance(model))
 """
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
-    output = subprocess.check_output([sys.executable, "-c", program, *folders], env=os.environ | limit, text=True)
-    assert output.split() == ["True"] * 2 * len(FAMILIES)
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *folders],
+        env=os.environ | dict([limit.split("=")]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == ["True"] * len(FAMILIES)
+    assert ran.stderr.count("fewer threads than the 4 that PyTorch asks for") == 1
 
 
 def test_autocast_and_a_dtype_that_changes() -> None:
