@@ -7,7 +7,7 @@ from multidraft import machine
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C and SIGTERM end it at any moment with one line and exit code 130."""
+    """Run the command line; Ctrl-C and SIGTERM end it at any moment with one line, and exit code 130 or 143."""
     machine.handle_signals()
     try:
         from multidraft.cli import main as commands
@@ -15,7 +15,7 @@ def main() -> None:
         commands.main()
     except KeyboardInterrupt:
         print("multidraft: stopped", file=sys.stderr)
-        sys.exit(machine.EXIT_INTERRUPTED)
+        sys.exit(machine.exit_interrupted())
     finally:
         machine.handle_signals(signal.SIG_IGN)  # nothing is left to be stopped
 

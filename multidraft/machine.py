@@ -26,7 +26,7 @@ GROUP_FILES_V2 = "memory.max", "memory.current", "inactive_file "  # control gro
 GROUP_FILES_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
 BUSY_LOAD = 1.1  # load average per processor; a process of ours alone makes up to 1
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
-EXIT_INTERRUPTED = 130  # the exit code of an interrupted command, as a shell gives it
+SIGNALS: list[int] = []  # that have come
 EXIT_BROKEN = 70  # the exit code of a fault of the program (EX_SOFTWARE); a supervisor restarts it
 
 
@@ -148,11 +148,17 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Han
         signal.signal(number, handler or raise_interrupt)
 
 
+def exit_interrupted() -> int:
+    """The exit code of an interrupted command, as a shell gives it: 130 after Ctrl-C, 143 after SIGTERM."""
+    return 128 + (SIGNALS[-1] if SIGNALS else signal.SIGINT)
+
+
 def raise_interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt; while a module is imported, which might swallow it, exit at once with one line."""
+    SIGNALS.append(number)
     while frame is not None:
         if frame.f_code.co_filename == IMPORT_SYSTEM:
             os.write(2, b"multidraft: stopped\n")
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(exit_interrupted())
         frame = frame.f_back
     raise KeyboardInterrupt

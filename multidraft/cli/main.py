@@ -30,7 +30,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, a
 
 @contextmanager
 def one_line_errors(ctx: Any) -> Iterator[None]:
-    """Print errors on one line of stderr; exit with 2 for a user's errors, 130 for Ctrl-C, 70 for our faults."""
+    """Print errors on one line of stderr; exit with 2 for a user's errors, 130 or 143 for signals, 70 for faults."""
     code = 2
     try:
         yield
@@ -44,7 +44,7 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
     except BrokenProgram as error:
         line, code = str(error), EXIT_BROKEN
     except KeyboardInterrupt as interrupt:
-        line, code = str(interrupt) or "stopped", machine.EXIT_INTERRUPTED
+        line, code = str(interrupt) or "stopped", machine.exit_interrupted()
     except BrokenPipeError:
         terminal.drop_stdout()
         if "--help" in sys.argv:

@@ -3,6 +3,7 @@
 A replica runs the same app behind Ray Serve's proxies. It receives only the settings, and loads the models itself.
 """
 
+import re
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from multidraft.server.service import Metrics, Service
 
 APP_NAME = "multidraft"
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")
 METRICS_SECONDS = 5  # between two exports
 SWITCH_SECONDS = 0.001  # the event loop waits so long for a computing thread, several times per request
 ReadyCallback = Callable[[int], None]  # gets the port
@@ -39,6 +41,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
     names: tuple[str, ...] = ()  # of the model in requests; empty for the target's
     api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()  # sites whose pages may use the server
     template: str | None = None
     limits: Limits = field(default_factory=Limits)
     threads: int | None = None  # on the CPU; None for torch's default
@@ -54,6 +57,11 @@ class Serving(o.DraftingOptions, o.ModelOptions):
             raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
         if self.api_key is not None and not self.api_key.strip():
             raise AdviceError("the API key is empty; set one, or drop the option")
+        for origin in self.allowed_origins:
+            if not ORIGIN.fullmatch(origin):
+                raise AdviceError(
+                    f"the allowed origin {origin!r} is none; write scheme and host, as https://example.org, or *"
+                )
         self.configured()
 
     def configured(self) -> "tuple[DecodeConfig, TreeLimits | None, Path | None]":
@@ -100,7 +108,8 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         if limits is not None and draft is not None:
             subject = MeasuredPair(target, draft, config.scheme, config.walk)
             config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
-        return Service(Engine(target, draft, config, self.limits), tokenizer, self.served_names, self.api_key)
+        engine = Engine(target, draft, config, self.limits)
+        return Service(engine, tokenizer, self.served_names, self.api_key, self.allowed_origins)
 
 
 def application(settings: dict[str, Any]) -> "Application":

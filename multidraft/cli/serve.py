@@ -1,7 +1,9 @@
 """`multidraft serve`: an OpenAI-compatible server over a pair of models, in this process or in replicas on Ray."""
 
+import json
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -36,6 +38,10 @@ class ServerOptions:
     ] = None
     api_key: Annotated[
         str | None, o.option("Required in every request, as a bearer token.", SERVER_PANEL, envvar="MULTIDRAFT_API_KEY")
+    ] = None
+    allowed_origins: Annotated[
+        list[str] | None,
+        o.option("Sites whose pages may use the server, or *; may be repeated.", SERVER_PANEL, "--allowed-origins"),
     ] = None
     access_log: Annotated[bool, o.option("A line on stderr for every request.", SERVER_PANEL, "--access-log")] = False
 
@@ -101,7 +107,8 @@ def serve(
         check_names(*pair, models.engine)
     names, template = tuple(server.name or ()), template_of(chat_template)
     shared = asdict(models) | asdict(drafting) | {"limits": Limits(**asdict(limits)), "threads": engines.threads}
-    serving = Serving(**shared, names=names, api_key=server.api_key, template=template)
+    origins = origins_of(server.allowed_origins or ())
+    serving = Serving(**shared, names=names, api_key=server.api_key, allowed_origins=origins, template=template)
 
     def ready(port: int) -> None:
         where = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{port}"
@@ -124,6 +131,22 @@ def serve(
         access_log.addHandler(handler := logging.StreamHandler())
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     run_here(serving, server.host, server.port, ready)
+
+
+def origins_of(values: Iterable[str]) -> tuple[str, ...]:
+    """The origins in an option's values; one may be a JSON list of them, as vLLM has it.
+
+    >>> origins_of(['["https://a.org", "https://b.org"]', "https://c.org"])
+    ('https://a.org', 'https://b.org', 'https://c.org')
+    """
+    origins = list[str]()
+    for value in values:
+        try:
+            listed = json.loads(value) if value.startswith("[") else [value]
+        except ValueError:
+            listed = [value]
+        origins += map(str, listed)
+    return tuple(origins)
 
 
 def template_of(path: Path | None) -> str | None:

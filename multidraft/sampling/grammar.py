@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EXTRA = "grammar"
 MAX_GRAMMAR_CHARACTERS = 1 << 16
+MAX_PROPERTIES = 4000  # of a JSON object: each takes four items of the parser, and time at every token
+MAX_ITEMS = 5 * MAX_PROPERTIES
 MAX_ERROR_CHARACTERS = 200
 MAX_KEPT_MASKS = 64  # of a row: a step asks twice for each node, for the draft and for the target
 WHITESPACE = r"\x20|\x0A[\x20\x09]{0,20}"  # between two parts of a JSON text: small models would never end any more
@@ -53,7 +55,8 @@ class Grammar:
         self.text = grammar_text(json_schema, regex, lark)
         self.thinking = None if thinking is None else Thinking(tokenizer, thinking)
         self.tokenizer = matcher_tokenizer(tokenizer)
-        self.matcher = library().LLMatcher(self.tokenizer, self.text, log_level=0)
+        limits = library().LLParserLimits(max_items_in_row=MAX_ITEMS, step_max_items=10 * MAX_ITEMS)
+        self.matcher = library().LLMatcher(self.tokenizer, self.text, log_level=0, limits=limits)
         self.check()
 
     def __repr__(self) -> str:
@@ -212,7 +215,20 @@ def schema_text(schema: Mapping[str, Any] | str, name: str = "the JSON schema") 
         raise AdviceError(f"{name} is not JSON ({reason}); correct it") from None
     if not isinstance(value, dict):
         raise AdviceError(f'{name} is {shown(value)}; use an object such as {{"type": "object"}}')
+    check_properties(value, name)
     return text
+
+
+def check_properties(schema: Any, name: str) -> None:
+    """Raise AdviceError if an object of a schema has more properties than the parser keeps up with."""
+    count, parts = 0, [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict) and isinstance(properties := part.get("properties"), dict):
+            count = max(count, len(properties))
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    if count > MAX_PROPERTIES:
+        raise AdviceError(f"{name} has an object of {count:,} properties; use at most {MAX_PROPERTIES:,}")
 
 
 def check_text(text: str) -> None:

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,14 +24,33 @@ from multidraft.server import Refused
 from multidraft.server.answers import Chat, Completion, reply
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from multidraft.server.docs import docs_page
-from multidraft.server.fields import FIELDS, IGNORED_HEADER, header_of
+from multidraft.server.fields import ADDRESSES, FIELDS, IGNORED_HEADER, header_of
 from multidraft.server.page import PAGE, html_response
 from multidraft.server.process import error_response
 from multidraft.server.responses import Responses, ResponsesBody
 from multidraft.server.service import Service
 
 MAX_BRACKETS = 1 << 16  # of a body: parsing more JSON lists and objects would block every thread for too long
-PUBLIC_PATHS = {"/", "/docs", "/health", "/metrics"}  # that need no key
+NOT_SERVED = {  # why, by a part of an address that other servers have
+    "embed": ": this server makes no embeddings",
+    "rerank": ": this server ranks nothing",
+    "score": ": this server compares no texts (echo and logprobs in /v1/completions score one)",
+    "classify": ": this server classifies nothing",
+    "pooling": ": this server has no pooling models",
+    "moderations": ": this server judges no texts",
+    **dict.fromkeys(("audio", "images", "videos", "realtime"), ": text is read and written here, and nothing else"),
+    **dict.fromkeys(("files", "batches", "vector_stores", "assistants", "threads", "uploads"), ": nothing is stored"),
+    **dict.fromkeys(("conversations", "/v1/responses/", "/v1/chat/completions/"), ": nothing is stored"),
+    "fine_tuning": ": nothing is trained here",
+    "lora": ": one model is served, without adapters",
+    "/v1/messages": ": this server speaks OpenAI's API, not Anthropic's",
+    "/api/": ": this server speaks OpenAI's API, not Ollama's",
+    "infill": ": text is continued, not filled in",
+    **dict.fromkeys(("/completion", "/generate", "/invocations"), ": this server speaks OpenAI's API"),
+    "apply-template": ": /tokenize shows the prompt of a chat",
+    **dict.fromkeys(("/props", "/slots", "/get_model_info", "/get_server_info"), ": see /v1/models and /metrics"),
+}
+PUBLIC_PATHS = {"/", "/health", "/metrics"}  # that need no key
 HANDLED_ERRORS: Any = (ValidationError, AdviceError, Refused, ClientDisconnect, AnyHTTPException, Exception)
 
 
@@ -44,6 +64,8 @@ def build(service: Service) -> FastAPI:
         service.close()
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, AnyHTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
+            error = HTTPException(404, not_served(request.url.path))
         return error_response(error, request.scope.get("request_id", ""))
 
     app = FastAPI(
@@ -57,10 +79,24 @@ def build(service: Service) -> FastAPI:
     app.state.service = service
     if service.api_key is not None:
         app.add_middleware(with_api_key, key=service.api_key)
+    if service.allowed_origins:  # outermost, because a browser asks without the key what it may ask
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", IGNORED_HEADER, "retry-after"],
+        )
     add_answers(app, service)
     add_tokens(app, service)
     add_state(app, service)
     return app
+
+
+def not_served(path: str) -> str:
+    """What is said of an address that is not there."""
+    reason = next((reason for part, reason in NOT_SERVED.items() if part in path.lower()), "")
+    return f"{path[:100]} is not served{reason}; there are {', '.join(ADDRESSES.values())}, and more at /docs"
 
 
 def with_api_key(app: ASGIApp, key: str) -> ASGIApp:

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from multidraft.errors import AdviceError, BrokenProgram
+from multidraft.machine import exit_interrupted
 from multidraft.server import LOADING_ERROR, Limits, Refused
 from multidraft.server.page import PAGE, html_response
 
@@ -38,6 +39,7 @@ Callback = Callable[[], object]  # `bool` serves as one that does nothing
 GRACE_SECONDS = 1  # after the drain time, for the last events of streams
 MAX_MESSAGE_CHARACTERS = 600
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+TWO_LENGTHS = "the request has Content-Length and Transfer-Encoding; send one of them"
 ACCESS_LOG = logging.getLogger("multidraft.access")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -194,6 +196,9 @@ class Server(uvicorn.Server):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by the app; while it is loading with 503, or with the page, which waits for the app."""
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:  # which ends the body is a matter of taste
+            return await error_response(HTTPException(400, TWO_LENGTHS, {"Connection": "close"}))(scope, receive, send)
         is_page = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"
         response = self.app or (html_response(PAGE) if is_page else error_response(Refused(*LOADING_ERROR)))
         await response(scope, receive, send)
@@ -241,7 +246,7 @@ def run(
     except KeyboardInterrupt:
         if server.app is None and server.fault is None:  # loading models cannot be interrupted
             os.write(2, b"multidraft: stopped\n")
-            os._exit(130)
+            os._exit(exit_interrupted())
         raise
     if server.fault is not None:
         raise server.fault

@@ -5,7 +5,7 @@ The metrics have vLLM's names, so that its dashboards and load generators can re
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from inspect import signature
@@ -120,10 +120,15 @@ class Service:
     loop: asyncio.AbstractEventLoop  # in which the app runs
 
     def __init__(
-        self, engine: Engine, tokenizer: "PreTrainedTokenizerBase", names: list[str], api_key: str | None = None
+        self,
+        engine: Engine,
+        tokenizer: "PreTrainedTokenizerBase",
+        names: list[str],
+        api_key: str | None = None,
+        allowed_origins: Sequence[str] = (),
     ):
         self.engine, self.tokenizer, self.metrics = engine, tokenizer, Metrics(engine, names[0])
-        self.names, self.limits, self.api_key = names, engine.limits, api_key
+        self.names, self.limits, self.api_key, self.allowed_origins = names, engine.limits, api_key, allowed_origins
         self.update_queues: WeakSet[asyncio.Queue[tuple[int, Update]]] = WeakSet()  # one per running request
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
         self.vocabulary = vocabulary_of(engine.target)

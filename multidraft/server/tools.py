@@ -68,8 +68,9 @@ def call_rules(functions: dict[str, Json], rule: str) -> str:
 
 def json_rule(schema: Json) -> str:
     """The right side of a rule of a Lark grammar for the texts of a schema."""
-    from multidraft.sampling.grammar import json_options
+    from multidraft.sampling.grammar import check_properties, json_options
 
+    check_properties(schema, "the JSON schema")
     return f"%json {json.dumps(schema | {'x-guidance': json_options()})}"
 
 

@@ -158,7 +158,7 @@ def test_sigterm_in_the_middle_of_a_prompt(prompts, monkeypatch, capsys):
     finally:
         signal.signal(signal.SIGTERM, before)
     output, error = capsys.readouterr()
-    assert ended.value.code == 130
+    assert ended.value.code == 143
     assert error.splitlines()[-1] == "multidraft: stopped after 0 of 3 prompts"
     assert json.loads(output)["interrupted"]
 
@@ -205,7 +205,7 @@ def test_a_signal_ends_with_one_line(number, delay):
         time.sleep(delay)
         shown.send_signal(number)
         _, error = shown.communicate(timeout=60)
-    assert shown.returncode == 130, error[-2000:]
+    assert shown.returncode == 128 + number, error[-2000:]
     assert "Traceback" not in error
     assert error.count("multidraft: stopped") == 1
 

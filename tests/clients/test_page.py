@@ -352,6 +352,78 @@ def test_markdown_is_rendered_as_it_comes(open_page):
     assert re.sub(UNSHOWN, "", page.evaluate(LETTER_BY_LETTER, MARKDOWN)) == RENDERED
 
 
+MATH = r"""Of \(x^2 \{1\}\) and $a_1 * b_1$, not $5 and $6.
+
+\[
+\frac{a}{b} \\ *c*
+\]
+
+| a | b | c |
+|:--|:-:|--:|
+| 1 | 2 | 3 |
+"""
+RENDER = """text => {
+    const place = document.createElement("div");
+    renderAnswer(place, [{text, kind: ""}]);
+    return [place.textContent, [...place.querySelectorAll("td")].map(cell => cell.style.textAlign)];
+}"""
+
+
+def test_math_keeps_its_signs_and_columns_their_sides(open_page):
+    text, sides = open_page().evaluate(RENDER, MATH)
+    assert text.startswith(MATH.partition("\n\n|")[0].replace("\n\n", ""))
+    assert sides == ["", "center", "right"]
+
+
+SIGNS = [
+    "`",
+    "` ",
+    "*",
+    "**a ",
+    "_a ",
+    "~~a",
+    "[",
+    "[a](http://",
+    "$a ",
+    "\\\\(",
+    "\\\\[",
+    "> ",
+    "- a\n",
+    "- ",
+    "|",
+    "a|b\n| -|",
+]
+
+
+def test_runs_of_signs_take_no_time(open_page):
+    """Of 4,000 backticks the page took 25 seconds, of more for ever."""
+    page = open_page()
+    for sign in SIGNS:
+        assert page.evaluate(RENDER, sign * (50_000 // len(sign)))
+
+
+def test_two_tabs_keep_their_talks_and_a_list_opens_them(open_page):
+    page = open_page()
+    write_answer(page, "First.")
+    ask(page, "One")
+    wait_for_end(page)
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(other.locator("#send")).to_be_enabled(timeout=MAX_WAIT)
+    expect(other.locator(".question")).to_have_text("One")  # the latest talk
+    for tab, question in (page, "Two"), (other, "Three"):
+        write_answer(tab, "More.")
+        ask(tab, question)
+        wait_for_end(tab)
+        tab.reload()
+        expect(tab.locator(".question")).to_have_text(["One", question])
+    expect(other.locator("#talks option")).to_have_count(2)
+    page.click("#new-talk")
+    expect(page.locator(".exchange")).to_have_count(0)
+    page.locator("#talks").select_option(index=1)
+    expect(page.locator(".question")).to_have_count(2)
+
+
 def test_copy(open_page):
     page = open_page()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

@@ -252,6 +252,18 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch):
         Grammar(tokenizer(), regex="a")
 
 
+def test_an_object_of_many_properties_is_allowed_token_by_token():
+    """The parser's own limit was five hundred, and showed in the middle of an answer."""
+    pair = load_pair()
+    properties = {f"k{number}": {"type": "integer"} for number in range(2000)}
+    grammar = Grammar(pair.tokenizer, {"type": "object", "properties": properties, "additionalProperties": False})
+    masks, path = PathMasks(grammar, [0], 4096), ()
+    for token in pair.tokenizer('{"k1999": 7}', add_special_tokens=False)["input_ids"]:
+        assert not masks.forbidden(path)[token]
+        path = (*path, token)
+    assert not masks.forbidden(path)[0]
+
+
 STRONG: dict[str, Any] = {  # values at which each setting by itself leaves few tokens, or moves them far
     "top_n_sigma": 0.01,
     "temperature": 0.05,

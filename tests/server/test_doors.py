@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 from serving import GOOD, MAX_WAIT_SECONDS, check_refused, served, serving, toy, until
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import multidraft.cli.serve as command
@@ -38,7 +39,7 @@ def locked():
 
 RIGHT = {"Authorization": f"Bearer {KEY}"}
 WRONG = [None, "", KEY, "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"]
-ADDRESSES = ["/v1/models", "/openapi.json", "/version"]
+ADDRESSES = ["/v1/models", "/openapi.json", "/version", "/docs"]
 
 
 def test_without_the_key_nothing_is_told(locked):
@@ -51,7 +52,7 @@ def test_without_the_key_nothing_is_told(locked):
     assert locked.post("/v1/completions", content=b"{").status_code == 401
     assert [locked.get(address).status_code for address in ("/", "/health", "/metrics")] == [200] * 3
     for header in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"):
-        assert [locked.get(at, headers={"Authorization": header}).status_code for at in ADDRESSES] == [200] * 3
+        assert [locked.get(at, headers={"Authorization": header}).status_code for at in ADDRESSES] == [200] * 4
 
 
 def test_the_schema_says_what_bodies_may_hold(locked):
@@ -75,22 +76,71 @@ def test_no_page_of_the_web_may_use_a_browser_against_the_server(locked):
     assert locked.post("/v1/completions", content=json.dumps(GOOD).encode(), headers=headers).status_code == 400
 
 
-VLLM = [  # its option, ours where that has another name, a value, and what is asked for then
-    ("--served-model-name", "--name", "a --name b", lambda serving: serving.served_names == ["a", "b"]),
-    ("--max-num-seqs", "--max-rows", "3", lambda serving: serving.limits.rows == 3),
-    ("--max-model-len", "--max-model-len", "77", lambda serving: serving.limits.context == 77),
-    ("--max-num-batched-tokens", "--prefill-tokens", "9", lambda serving: serving.limits.prefill == 9),
-    ("--api-key", "--api-key", KEY, lambda serving: serving.api_key == KEY),
-]
+OPTIONS: dict[str, tuple[str, Any]] = {  # of `serve`, by all names: a value, and what it changes of what is served
+    "--target": ("smollm2", ("target", "smollm2")),
+    "--draft": ("none", ("draft", "none")),
+    "--engine": ("transformers", ("engine", "transformers")),
+    "--trust-remote-code": ("", ("trust", True)),
+    "--chat-template": ("TEMPLATE", ("template", "{{ messages }}")),
+    "--scheme": ("iid:lorenz", ("scheme", "iid:lorenz")),
+    "--tree": ("2x1", ("tree", "2x1")),
+    "--plan": ("TEMPLATE", ("plan", "TEMPLATE")),
+    "--tune-budget": ("3", ("tune_budget", 3.0)),
+    "--walk": ("commit", ("walk", "commit")),
+    "--host": ("::1", ("host", "::1")),
+    "--port": ("81", ("port", 81)),
+    "--served-model-name --name": ("a", ("names", ("a",))),
+    "--api-key": (KEY, ("api_key", KEY)),
+    "--allowed-origins": ("https://a.org", ("allowed_origins", ("https://a.org",))),
+    "--access-log": ("", ("logs", True)),
+    "--max-num-seqs --max-rows": ("3", ("rows", 3)),
+    "--max-model-len": ("77", ("context", 77)),
+    "--max-tokens-in-cache": ("99", ("tokens_in_cache", 99)),
+    "--max-queue": ("5", ("queue", 5)),
+    "--max-num-batched-tokens --prefill-tokens": ("9", ("prefill", 9)),
+    "--request-timeout": ("8", ("request", 8)),
+    "--drain": ("4", ("drain", 4)),
+    "--threads": ("1", ("threads", 1)),
+    "--ray": ("local", ("ray", "local")),
+    "--replicas": ("3 --ray local", ("replicas", 3)),
+    "--most-replicas": ("4 --ray local", ("most_replicas", 4)),
+}
 
 
-def test_vllms_names_of_options_are_understood(monkeypatch):
-    served_arguments: list[Any] = []
-    monkeypatch.setattr(command, "run_here", lambda serving, *_: served_arguments.append(serving))
-    for option, ours, value, is_asked in VLLM:
-        for name in option, ours:
-            assert CliRunner().invoke(app, ["serve", name, *value.split()]).exit_code == 0
-            assert is_asked(served_arguments.pop())
+@pytest.mark.parametrize("names", OPTIONS)
+def test_every_option_changes_what_is_served(names, tmp_path, monkeypatch):
+    """By each of its names, vLLM's among them; what a limit or a setting then does is tested where it acts."""
+    found: dict[str, Any] = {}
+
+    def note(serving: Any, **others: Any) -> None:
+        found.update(vars(serving) | vars(serving.limits) | others)
+
+    def here(serving: Any, host: str, port: int, _: Any) -> None:
+        note(serving, host=host, port=port, logs=logging.getLogger("multidraft.access").level == logging.INFO)
+        logging.getLogger("multidraft.access").setLevel(logging.WARNING)
+
+    def on_ray(ray: str, serving: Any, host: str, port: int, low: int, high: int, _: Any) -> None:
+        note(serving, ray=ray, replicas=low, most_replicas=high)
+
+    monkeypatch.setattr(command, "run_here", here)
+    monkeypatch.setattr(command, "run_on_ray", on_ray)
+    monkeypatch.setattr(log := logging.getLogger("multidraft.access"), "handlers", [])
+    monkeypatch.setattr(log, "level", logging.WARNING)
+    (template := tmp_path / "template").write_text("{{ messages }}")
+    value, (field, expected) = OPTIONS[names]
+    for name in names.split():
+        found.clear()
+        words = [str(template) if word == "TEMPLATE" else word for word in value.split()]
+        assert (result := CliRunner().invoke(app, ["serve", name, *words])).exit_code == 0, result.output
+        assert found[field] == (str(template) if expected == "TEMPLATE" else expected)
+        assert CliRunner().invoke(app, ["serve"]).exit_code == 0
+        assert found.get(field) != expected or field in ("ray", "replicas", "most_replicas")
+
+
+def test_the_table_of_options_is_complete():
+    group: Any = get_command(app)
+    options = {name for option in group.get_command(None, "serve").params for name in option.opts}
+    assert options - {"--help"} == {name for names in OPTIONS for name in names.split()}
 
 
 def test_the_access_log_has_a_line_for_every_request(monkeypatch):
@@ -183,6 +233,68 @@ def test_health_is_answered_before_the_models_are_there():
         assert client.get("/").text == page.text
 
 
+ORIGIN = {"Origin": "https://a.org"}
+ASKING = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+def test_pages_of_the_sites_that_are_allowed_may_ask_also_without_the_key_what_they_may_ask():
+    allowed = toy(api_key=KEY)
+    allowed.allowed_origins = ["https://a.org"]
+    with served(allowed) as client, served(toy()) as closed:
+        for origin, status in ("https://a.org", 200), ("https://b.org", 400):
+            response = client.options("/v1/chat/completions", headers=ASKING | {"Origin": origin})
+            assert response.status_code == status
+        body = GOOD | {"strange": 1}
+        response = client.post("/v1/completions", json=body, headers=RIGHT | ORIGIN)
+        assert response.headers["access-control-allow-origin"] == "https://a.org"
+        assert "x-ignored-fields" in response.headers["access-control-expose-headers"]
+        assert client.post("/v1/completions", json=body, headers=ORIGIN).headers["access-control-allow-origin"]
+        assert "access-control-allow-origin" not in closed.post("/v1/completions", json=body, headers=ORIGIN).headers
+    for origin in "a.org", "https://a.org/path", "":
+        result = CliRunner().invoke(app, ["serve", "--port", "0", "--allowed-origins", origin or " "])
+        assert result.exit_code == 2
+        assert result.stderr.splitlines()[-1].startswith("multidraft: the allowed origin")
+
+
+NOWHERE = {
+    "/v1/embeddings": "makes no embeddings",
+    "/v1/rerank": "ranks nothing",
+    "/v1/audio/speech": "text is read and written",
+    "/v1/images/generations": "text is read and written",
+    "/v1/moderations": "judges no texts",
+    "/v1/files": "nothing is stored",
+    "/v1/messages": "not Anthropic's",
+    "/api/generate": "not Ollama's",
+    "/completion": "OpenAI's API",
+    "/v1/nowhere": "/v1/nowhere is not served; there are",
+}
+
+
+@pytest.mark.parametrize("address", NOWHERE)
+def test_what_other_servers_have_is_named_beside_what_is_there(address):
+    with served(toy()) as client:
+        for response in (client.post(address, json={}), client.get(address)):
+            check_refused(response, 404)
+            message = response.json()["error"]["message"]
+            assert message.startswith(f"{address} is not served")
+            assert NOWHERE[address] in message
+            assert "/v1/chat/completions" in message
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed():
+    """What stands behind its body might be a request of another client's, in a proxy's eyes."""
+    with served(toy()) as client:
+        body = json.dumps(GOOD).encode()
+        head = HEAD.replace(b"Connection: close\r\n", b"") + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with connected(
+            client, head + b"%x\r\n%s\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n" % (len(body), body)
+        ) as raw:
+            received = b"".join(iter(lambda: raw.recv(1 << 16), b""))
+        assert received.startswith(b"HTTP/1.1 400")
+        assert received.count(b"HTTP/1.1") == 1
+        assert client.post("/v1/completions", json=GOOD).status_code == 200
+
+
 def test_an_empty_host_is_not_taken_for_all_of_them():
     with pytest.raises(AdviceError, match="empty"):
         bind_socket(" ", 0)
@@ -240,7 +352,7 @@ def started(*options: str) -> Iterator[subprocess.Popen]:
     arguments = [sys.executable, "-c", code, "serve", "--port", "0", *options]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as server:
         yield server
-        assert server.wait(MAX_WAIT_SECONDS) == 130
+        assert server.wait(MAX_WAIT_SECONDS) == 143  # SIGTERM, as a shell gives it
 
 
 @pytest.mark.slow

@@ -201,6 +201,7 @@ BAD_FIELDS: list[dict[str, Any]] = [
     *({"guided_grammar": value} for value in (3, "", "start: %%", "root ::= (", "root ::= other", "x" * 99_999)),
     *({"structured_outputs": value} for value in (3, {"x": 1}, {"json": {}, "regex": "a"}, {"structural_tag": "a"})),
     {"guided_regex": "a", "response_format": {"type": "json_object"}},
+    form({"type": "object", "properties": {f"{number:x}": {} for number in range(4001)}}),
     {"guided_regex": "a", "tools": TOOLS},
     {"guided_regex": "a", "ignore_eos": True},
     {"tools": [{}]},
