@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=48)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt at most")
     parser.add_argument("--measure", action="store_true", help="with the acceptance that `info` reports")
     parser.add_argument("--target", default="embedded", help="as for `multidraft generate`, as are the next two")

@@ -118,7 +118,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"a minute, to see that it runs: {QUICK}, few cases")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=48)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--limit", type=int, default=24, help="only the first prompts of the file")
     parser.add_argument("--batch", type=int, default=1, help="prompts side by side, more than one without assistance")

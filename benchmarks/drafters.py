@@ -1,6 +1,6 @@
 """Tokens per target pass with the drafters that `multidraft generate --draft` names, for the embedded target.
 
-    python benchmarks/drafters.py [--temperature 1.0] [--seeds 2] [--new-tokens 128] [--prompts FILE] [--json]
+    python benchmarks/drafters.py [--temperature 1.0] [--seeds 2] [--max-new-tokens 128] [--prompts FILE] [--json]
 
 Every drafter takes its turn on every prompt; the error is the standard error over prompts and seeds.
 """
@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=128)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

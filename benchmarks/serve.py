@@ -196,7 +196,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16], help="of the closed loop")
     parser.add_argument("--rate", type=float, nargs="*", default=[1.0, 2.0, 4.0, 8.0], help="requests a second")
     parser.add_argument("--requests", type=int, default=12, help="of each client, and times the rate")
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=64)
     parser.add_argument("--context", type=int, default=512, help="tokens of a request, for vLLM")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)

@@ -231,7 +231,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine", nargs="+", default=[TRANSFORMERS], help="several, also as ENGINE=FILE")
     parser.add_argument("--server", nargs="+", default=[], metavar="NAME=URL", help="servers of the same model")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", help="names of contestants")
     options = parser.parse_args(words)

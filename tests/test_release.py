@@ -55,6 +55,21 @@ def test_without_an_address_nothing_is_made(tmp_path, address):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_citation_has_version_date_and_authors_from_where_they_are_kept():
+    lines = dict(re.findall(r'^(version|date-released): "?([^"\n]+)"?$', (ROOT / "CITATION.cff").read_text(), re.M))
+    released = re.search(rf"^## {re.escape(md.__version__)}, (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released
+    assert lines == {"version": md.__version__, "date-released": released[1]}
+    authors = [author["name"] for author in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["authors"]]
+    assert re.findall(r"^  - name: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M) == authors
+
+
+def test_what_a_wheel_leaves_behind_is_no_part_of_the_checkout():
+    """`pip wheel .` writes build/ and egg-info: git and ruff, which reads .gitignore, pass over them."""
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {"/build/", "/dist/", "*.egg-info/"} <= set(ignored)
+
+
 def metadata(description: str, names: set[str] = WHEEL["ADDRESSES"]) -> bytes:
     """What a wheel's METADATA has of addresses and of a description."""
     lines = [f"Project-URL: {name}, {ADDRESS}" for name in sorted(names)]

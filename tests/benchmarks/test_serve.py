@@ -23,7 +23,7 @@ from multidraft.models.table import TableModel, random_table
 COUNTED = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 WHO = [servers.Contestant("counting", [], COUNTED), servers.Contestant("one an event", [], {})]
 SIZE = 6
-FEW = ["--requests", "1", "--new-tokens", "8", "--clients", "2", "--tree", "2x1", "--json"]
+FEW = ["--requests", "1", "--max-new-tokens", "8", "--clients", "2", "--tree", "2x1", "--json"]
 
 
 @contextmanager

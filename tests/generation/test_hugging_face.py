@@ -4,6 +4,8 @@ import copy
 import functools
 import importlib.util
 import inspect
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -306,6 +308,14 @@ def test_the_folder_for_the_hub(names, tmp_path, monkeypatch, tokenizer):
                       logits_processor=[Zigzag()])  # fmt: skip
     assert torch.equal(output, plain)
     assert [token for value in recorder.values[1:] for token in value] == output[0, 4:].tolist()
+
+
+def test_the_folder_for_the_hub_names_no_package_that_an_index_lacks(monkeypatch):
+    """transformers tells readers of a requirements.txt to install what it names, which would be something else."""
+    assert [path.name for path in FOLDER.rglob("*") if path.is_file() and path.suffix == ".txt"] == []
+    monkeypatch.setitem(sys.modules, "multidraft", None)
+    with pytest.raises(ImportError, match="on no package index: in its checkout, pip install"):
+        runpy.run_path(str(FOLDER / "custom_generate" / "generate.py"))
 
 
 def test_a_model_folder_with_that_file_does_not_call_itself():

@@ -224,7 +224,7 @@ def test_a_cluster_at_an_address_gives_the_same_files(tmp_path) -> None:
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
-    words = ["study", "top-k", "--limit", 3, "--new-tokens", 3, "--out"]
+    words = ["study", "top-k", "--limit", 3, "--max-new-tokens", 3, "--out"]
     assert command(*words, tmp_path / "alone").exit_code == 0
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:

@@ -107,7 +107,7 @@ def test_studies_are_of_what_the_papers_do(monkeypatch, study, constants, place,
 @pytest.mark.parametrize("name", [name for name, listed in LISTED.items() if listed.on_models])
 def test_each_study_is_one_command(tmp_path, name) -> None:
     """Two prompts of the embedded pair, and again without any work."""
-    words = ["study", name, "--out", str(tmp_path), "--limit", "2", "--new-tokens", "3", "--json"]
+    words = ["study", name, "--out", str(tmp_path), "--limit", "2", "--max-new-tokens", "3", "--json"]
     first = run(*words)
     assert first.exit_code == 0, first.output
     data = json.loads(first.stdout)
@@ -208,7 +208,7 @@ def test_every_draft_has_the_rows_of_its_own_study(tmp_path, monkeypatch, unchec
     monkeypatch.setattr(candidates, "COUNTS", (4,))
     monkeypatch.setattr(candidates, "TEMPERATURES", (1.0,))
     models = save_pair(tmp_path / "models")
-    words = ["--prompts", written(models / "prompts.jsonl", "the old", "a storm", "and alone"), "--new-tokens", 6]
+    words = ["--prompts", written(models / "prompts.jsonl", "the old", "a storm", "and alone"), "--max-new-tokens", 6]
     target, draft = (models / name for name in ("target", "draft"))
 
     def study(name: str, *drafts: Path) -> tuple[object, ...]:

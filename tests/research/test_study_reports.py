@@ -93,7 +93,7 @@ def test_pictures_are_written_or_what_stands_in_their_way_is_said(tmp_path, monk
     data = printed("study", "toys", "--out", tmp_path / "toys.png")
     assert (tmp_path / "toys.png").stat().st_size > 10_000
     assert data == {"file": str(tmp_path / "toys.png"), "figures": figures()}
-    data = printed("study", "curves", "--out", tmp_path / "lorenz.svg", "--new-tokens", 32)  # of the embedded pair
+    data = printed("study", "curves", "--out", tmp_path / "lorenz.svg", "--max-new-tokens", 32)  # of the embedded pair
     assert LOW <= data["optimal_acceptance_rate"] <= HIGH
     assert len(data["tokens"]) == len(data["phase_ends"]) == 12
     assert 10_000 < (tmp_path / "lorenz.svg").stat().st_size < 200_000

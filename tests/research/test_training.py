@@ -259,7 +259,7 @@ def test_the_gain_is_measured_on_prompts_that_were_held_out(capture, tmp_path, m
 
 @pytest.mark.slow
 def test_the_command_writes_a_draft_that_can_be_used(tmp_path) -> None:
-    assert run("capture", "--out", tmp_path / "capture", "--new-tokens", 8).exit_code == 0
+    assert run("capture", "--out", tmp_path / "capture", "--max-new-tokens", 8).exit_code == 0
     command = ["distill", "--capture", tmp_path / "capture", "--out", tmp_path / "run", "--steps", 2, "--batch", 1]
     assert "held out" in run(*command).stdout
     distilled, old = load_model(str(tmp_path / "run" / "draft")), load_pair().draft

@@ -1,6 +1,11 @@
 """Multi-draft speculative decoding of a decoder-only model: the output has exactly the model's own distribution."""
 
-import multidraft
+try:
+    import multidraft
+except ImportError as error:  # no requirements.txt names it: no package index has it, and pip would look there
+    raise ImportError(
+        "this needs multidraft, which is on no package index: in its checkout, pip install -c constraints.txt -e ."
+    ) from error
 
 
 def generate(*inputs, model, **arguments):

@@ -51,7 +51,7 @@ def check_room(pair: Pair, prompts: int, manner: Manner, vocabulary: int, folder
     if needed > (free := shutil.disk_usage(folder).free):
         raise AdviceError(
             f"the capture takes up to {needed / 1e9:.1f} GB, and {str(folder)!r} has room for {free / 1e9:.1f} GB; "
-            "choose another --out, fewer --new-tokens, or --top-k"
+            "choose another --out, fewer --max-new-tokens, or --top-k"
         )
     return needed
 

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
+from multidraft.io import files
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -29,11 +30,13 @@ def replay(
     check: Annotated[
         bool, Option("--check", help="Take every walk again; exit code 1 if one decides otherwise.")
     ] = False,
+    svg: Annotated[Path | None, Option(help="Draw the step into this file, as an SVG of the tree.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the records, or what --check finds, as JSON.")] = False,
 ) -> None:
     """Show the steps of a trace as trees, or check that its numbers lead to its decisions and tokens."""
     from multidraft_research.audits.trace_reading import read
 
+    files.check(svg, "--svg", [file])
     trace = read(file)
     if trace.cut:
         terminal.note("The last line is cut off: the run was stopped while it was written.")
@@ -44,11 +47,24 @@ def replay(
     records = list(trace.steps(row, step))
     if not records:
         raise AdviceError(f"{file} has no such step; it has {extent(trace)}")
+    if svg is not None:
+        return draw(trace, records, svg)
     if as_json:
         for record in records:
             typer.echo(json.dumps(record, ensure_ascii=False))
     else:
         show(trace, records)
+
+
+def draw(trace: "Reading", records: list[Record], path: Path) -> None:
+    """One step as a picture in a file."""
+    from multidraft_research.cli.tree_picture import picture
+
+    if len(records) > 1:
+        raise AdviceError(f"--svg draws one step, not {len(records)}; name it by --row and --step")
+    record = records[0]
+    files.write(path, picture(trace.pieces, record, texts(trace)[record["row"], record["step"]]))
+    terminal.note(f"wrote {path}")
 
 
 def extent(trace: "Reading") -> str:

@@ -86,7 +86,7 @@ def telling_case(recording: Recording, drafts: int, top_k: int) -> Case:
     if not between.any():
         raise AdviceError(
             f"the optimum with {drafts} drafts lies between {LOW} and {HIGH} at none of {len(optimum)} positions; "
-            "record more with --new-tokens, or change --drafts or --top-k"
+            "record more with --max-new-tokens, or change --drafts or --top-k"
         )
     position = int(torch.where(between, lost, -1.0).argmax())
     return Case(position, drafts, schedule(target[position], draft[position], torch.tensor(drafts)))

@@ -8,6 +8,8 @@ from multidraft_research.studies.running.tables import Table, label
 
 KINDS = (".png", ".svg")
 MARKERS = "osD^v<>PXph"
+OPTIMUM = "optimum"  # how the rows of optima end
+ABOVE_ITS_OPTIMUM = "rates without a formula are averages over drawn drafts, whose noise may put one above its optimum"
 ACROSS = 2  # panels beside each other
 
 Styles = dict[str, dict[str, Any]]  # by row
@@ -36,9 +38,11 @@ def noise_of(tables: list[Table], cases: str | None) -> str:
         return "no bars: the values are exact"
     entries = [entry for table in tables for row in table.rows.values() for entry in row.values()]
     counts = sorted({entry.prompts for entry in entries if entry.interval})
+    has_optima = any(row.endswith(OPTIMUM) for table in tables for row in table.rows)
+    drawn = f"; {ABOVE_ITS_OPTIMUM}" if has_optima else ""
     if not counts:
-        return f"no bars: an interval needs at least 3 {cases}"
-    return f"bars: 95 % interval over {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} {cases}"
+        return f"no bars: an interval needs at least 3 {cases}{drawn}"
+    return f"bars: 95 % interval over {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} {cases}{drawn}"
 
 
 def styles_of(tables: list[Table]) -> Styles:
@@ -49,7 +53,7 @@ def styles_of(tables: list[Table]) -> Styles:
         row: dict(
             color=pictures.COLOURS[index % num_colours],
             marker=MARKERS[index % len(MARKERS)],
-            linestyle="--" if index >= num_colours or row.endswith("optimum") else "-",
+            linestyle="--" if index >= num_colours or row.endswith(OPTIMUM) else "-",
         )
         for index, row in enumerate(rows)
     }
