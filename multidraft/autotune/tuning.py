@@ -22,7 +22,7 @@ from multidraft.sampling.settings import Sampling
 
 MAX_PROMPT_TOKENS = 160
 TOKENS_SHORTER = 5  # a prompt that is read again ends so many tokens earlier
-STEPS_PER_TEXT = 24
+STEPS_PER_TEXT, LATE_STEPS = 24, 3  # that are measured; the second where time is up
 TREES = {"none": NO_DRAFTS}
 TREES |= {name: Tree.parse(name) for name in ("1", "1x1x1", "1x1x1x1x1x1x1", "2x1x1x1", "4x2x2")}
 FIXED_SHARE = 0.5  # of the texts are drafted with one of these trees, the others with auto
@@ -48,19 +48,21 @@ def measure(
     They must not take turns: if their numbers had a common factor, some combinations would never occur.
     """
     end, rng, kind = time.monotonic() + seconds, random.Random(0), kind_of(pair.draft)
-    for turn in itertools.count():
-        if (before := time.monotonic()) > end:
-            break
-        count, temperature, tree = rng.choice(rows), rng.choice(temperatures), rng.choice([*TREES.values()])
-        is_fixed = count in profile.known and rng.random() < FIXED_SHARE
-        policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), UNLIMITED_BUDGET, kind)
-        for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
-            if is_fixed:
-                note(profile, record, kind, UNLIMITED_BUDGET)
-            if time.monotonic() > end and profile.known:
+    try:
+        for turn in itertools.count():
+            if (before := time.monotonic()) > end:
                 break
-        tick(time.monotonic() - before)
-    save(profile)
+            count, temperature, tree = rng.choice(rows), rng.choice(temperatures), rng.choice([*TREES.values()])
+            is_fixed = count in profile.known and rng.random() < FIXED_SHARE
+            policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), UNLIMITED_BUDGET, kind)
+            for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
+                if is_fixed:
+                    note(profile, record, kind, UNLIMITED_BUDGET)
+                if time.monotonic() > end and profile.known:
+                    break
+            tick(time.monotonic() - before)
+    finally:
+        save(profile)  # also of a run that is stopped
     return profile
 
 
@@ -107,9 +109,8 @@ class Line:
     steps: int = 0
     turns: list[tuple[int, float]] = field(default_factory=list)  # tokens and seconds after every text
 
-    def add(self, records: Iterable[StepRecord]) -> None:
-        """Add the steps that were measured after a text."""
-        steps = [(sum(len(row.tokens) for row in record.emitted), sum(record.seconds.values())) for record in records]
+    def add(self, steps: list[tuple[int, float]]) -> None:
+        """Add the tokens and seconds of the steps that were measured after a text."""
         self.turns.append((sum(tokens for tokens, _ in steps), sum(seconds for _, seconds in steps)))
         self.steps += len(steps)
         tokens, self.seconds = (sum(column) for column in zip(*self.turns, strict=True))
@@ -127,12 +128,42 @@ def lines_of(profile: Profile, temperature: float | int) -> list[Line]:
 
 @torch.inference_mode()
 def compare(
-    pair: MeasuredPair, profile: Profile, temperatures: Sequence[float | int], count: int, track: Track
+    pair: MeasuredPair,
+    profile: Profile,
+    seconds: float | int,
+    temperatures: Sequence[float | int],
+    count: int,
+    track: Track,
 ) -> list[Line]:
-    """Measure every line with real steps, by turns after every text, so that a noisy machine affects all alike."""
+    """Measure every line with real steps, by turns after every text, so that a noisy machine affects all alike.
+
+    Where time is up, only whole turns count. Of the first turn those temperatures are left out that were not reached,
+    but for the first one, which takes a few steps then.
+    """
+    end = time.monotonic() + seconds
     lines = [line for temperature in temperatures for line in lines_of(profile, temperature)]
     for turn in track(range(max(count // STEPS_PER_TEXT, 1))):
-        for line in lines:
+        measured = dict[int, list[tuple[int, float]]]()
+        for place, line in enumerate(lines):
+            is_late = time.monotonic() > end
+            if is_late and (turn or line.temperature != temperatures[0]):
+                break
             policy = TREES.get(line.tree) or Auto(profile, line.temperature, kind=kind_of(pair.draft))
-            line.add(steps(pair, policy, line.temperature, texts(pair, 1, turn), turn))
+            records = steps(pair, policy, line.temperature, texts(pair, 1, turn), turn)
+            measured[place] = [
+                tokens_and_seconds(r) for r in itertools.islice(records, LATE_STEPS if is_late else None)
+            ]
+        if turn and len(measured) < len(lines):
+            break
+        unreached = {line.temperature for line in lines[len(measured) :]}
+        lines = [line for line in lines if line.temperature not in unreached]
+        for place, line in enumerate(lines):
+            line.add(measured[place])
+        if unreached:
+            break
     return lines
+
+
+def tokens_and_seconds(record: StepRecord) -> tuple[int, float]:
+    """What a step has emitted, and taken."""
+    return sum(len(row.tokens) for row in record.emitted), sum(record.seconds.values())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from multidraft.cli.report import Runs
+from multidraft.cli.report import BUSY, Runs
 
 if TYPE_CHECKING:
     from multidraft.autotune.tuning import Line
@@ -28,8 +28,8 @@ class TreeSpeed:
             return f"{self.times_plain:.2f}"
         return f"{self.times_plain:.2f} ({self.interval[0]:.2f} to {self.interval[1]:.2f})"
 
-    def cells(self) -> list[str]:
-        """A row of the table."""
+    def cells(self, is_busy: bool) -> list[str]:
+        """A row of the table; on a busy machine without the ratio."""
         line = self.line
         tokens = [f"{line.tokens:.2f}", f"{line.predicted_tokens:.2f}"]
         return [
@@ -38,12 +38,13 @@ class TreeSpeed:
             *tokens,
             f"{line.speed:.1f}",
             f"{line.predicted_speed:.1f}",
-            self.times,
+            BUSY if is_busy else self.times,
         ]
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self, is_busy: bool) -> dict[str, object]:
         """The measured line for scripts."""
-        fields = asdict(self.line) | {"times_plain": self.times_plain, "times_plain_interval": self.interval}
+        times, interval = (None, None) if is_busy else (self.times_plain, self.interval)
+        fields = asdict(self.line) | {"times_plain": times, "times_plain_interval": interval}
         del fields["turns"]
         return fields
 

@@ -14,8 +14,8 @@ from multidraft.cli import terminal, what_if
 from multidraft.cli.models import NONE, Loader, check_names, default_engine, default_pair, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.cli.report import BUSY_NOTE
-from multidraft.cli.tree_speeds import TreeSpeed, tree_speeds, what_pays
-from multidraft.cli.tune_picture import draw
+from multidraft.cli.tree_speeds import tree_speeds, what_pays
+from multidraft.cli.tune_picture import Speeds, draw
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io import files
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multidraft.autotune.tuning import Line
 
 STEPS, QUICK_STEPS = 240, 24  # measured for every line of the table, over all prompts in turn
-BUDGET_SECONDS = 60.0
+BUDGET_SECONDS, MEASURING_SHARE = 60.0, 0.5  # of the budget; the rest is for the table
 TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
 DRAFTER_SHARE = 0.02
 DRAFT_COUNTS = (1, 2, 3, 4, 8)
@@ -57,7 +57,9 @@ def tune(
     rows: Annotated[
         list[int] | None, Option(min=1, help="Prompts side by side; may be repeated. Default: 1, 4, 16.")
     ] = None,
-    budget: Annotated[float, Option(min=0, help="Seconds to measure; the same command measures on.")] = BUDGET_SECONDS,
+    budget: Annotated[
+        float, Option(min=0, help="Seconds for all of it; the same command measures on.")
+    ] = BUDGET_SECONDS,
     quick: Annotated[bool, Option("--quick", help="Fewer steps for every line of the table.")] = False,
     out: Annotated[Path | None, Option(help="Write the plan here, for --plan.")] = None,
     plot: Annotated[Path | None, Option(help="Draw costs, acceptance, speeds: .svg, .png or .pdf.")] = None,
@@ -94,7 +96,7 @@ def tune(
     entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
 
     import multidraft as md
-    from multidraft.autotune.plans import MeasuredPair
+    from multidraft.autotune.plans import MeasuredPair, profile_for
     from multidraft.generation.inputs import resolve_config
 
     if resolve_config(scheme, "auto", walk, None, max(len(parse(models.draft)), 1))[1] is None:
@@ -107,37 +109,60 @@ def tune(
     encode(entries, pair)
     subject = MeasuredPair(pair.target, pair.draft, md.scheme(scheme), walk, [entry.tokens for entry in entries])
     with files.hold(out, wait):
-        profile, lines = measure(subject, temperatures, rows or ROWS, budget, QUICK_STEPS if quick else STEPS)
-        if out is not None:
-            files.write(out, profile.as_json().encode())
-            terminal.note(f"wrote {out}")
-    speeds = tree_speeds(lines)
-    if plot is not None:
-        draw(profile, speeds, plot)
+        profile, was_busy = profile_for(subject), is_busy()
+        try:
+            measure(subject, profile, temperatures, rows or ROWS, MEASURING_SHARE * budget)
+        finally:  # also of a run that is stopped
+            keep(profile, {}, out, plot)
+        if not profile.known:
+            raise AdviceError("nothing has been measured; give a larger --budget")
+        steps = QUICK_STEPS if quick else STEPS
+        speeds = tree_speeds(compare(subject, profile, temperatures, steps, (1 - MEASURING_SHARE) * budget))
+        keep(profile, speeds, None, plot)
+    was_busy |= is_busy()
     if as_json:
-        measured = [speed.as_dict() for group in speeds.values() for speed in group]
-        return terminal.print_json({"plan": json.loads(profile.as_json()), "busy": is_busy(), "lines": measured})
-    show(profile, speeds)
+        measured = [speed.as_dict(was_busy) for group in speeds.values() for speed in group]
+        return terminal.print_json({"plan": json.loads(profile.as_json()), "busy": was_busy, "lines": measured})
+    show(profile, speeds, was_busy)
 
 
 def measure(
-    subject: "MeasuredPair", temperatures: list[float], rows: list[int], budget: float, steps: int
-) -> "tuple[Profile, list[Line]]":
-    """Measure on, and save the profile; return it with predicted and measured speeds."""
+    subject: "MeasuredPair", profile: "Profile", temperatures: list[float], rows: list[int], budget: float
+) -> None:
+    """Measure on, and save the profile."""
     from tqdm import tqdm
 
     from multidraft.autotune import tuning
-    from multidraft.autotune.plans import profile_for
 
     with tqdm(total=budget, desc="measuring", bar_format=what_if.BAR_FORMAT, leave=False) as bar:
         tick = lambda spent: bar.update(min(spent, budget - bar.n))  # noqa: E731
-        profile = tuning.measure(subject, profile_for(subject), budget, temperatures, rows, tick)
+        tuning.measure(subject, profile, budget, temperatures, rows, tick)
+
+
+def compare(
+    subject: "MeasuredPair", profile: "Profile", temperatures: list[float], steps: int, budget: float
+) -> "list[Line]":
+    """Predicted and measured speeds."""
+    from tqdm import tqdm
+
+    from multidraft.autotune import tuning
+
+    track = partial(tqdm, desc="comparing", leave=False)
+    return tuning.compare(subject, profile, budget, temperatures, steps, track)
+
+
+def keep(profile: "Profile", speeds: Speeds, out: Path | None, plot: Path | None) -> None:
+    """Write the plan and the picture, if anything was measured."""
     if not profile.known:
-        raise AdviceError("nothing has been measured; give a larger --budget")
-    return profile, tuning.compare(subject, profile, temperatures, steps, partial(tqdm, desc="comparing", leave=False))
+        return
+    if out is not None:
+        files.write(out, profile.as_json().encode())
+        terminal.note(f"wrote {out}")
+    if plot is not None:
+        draw(profile, speeds, plot)
 
 
-def show(profile: "Profile", speeds: dict[float | int, list[TreeSpeed]]) -> None:
+def show(profile: "Profile", speeds: Speeds, is_busy: bool) -> None:
     """Print the costs of a step of one row, acceptance at a node, speeds, and the tree that pays."""
     costs = [[name, f"{1e3 * value:.2f}"] for name, value in zip(COST_NAMES, astuple(profile.costs(1)), strict=True)]
     terminal.print_table(["one row", "milliseconds"], costs)
@@ -145,8 +170,8 @@ def show(profile: "Profile", speeds: dict[float | int, list[TreeSpeed]]) -> None
     columns = ["acceptance at T", *(f"{count} draft{'s' * (count > 1)}" for count in DRAFT_COUNTS)]
     acceptance = [[f"{t:g}", *(f"{average[count]:.3f}" for count in DRAFT_COUNTS)] for t, average in rates.items()]
     terminal.print_table(columns, acceptance)
-    terminal.print_table(COMPARISON_COLUMNS, [speed.cells() for group in speeds.values() for speed in group])
-    if is_busy():
+    terminal.print_table(COMPARISON_COLUMNS, [speed.cells(is_busy) for group in speeds.values() for speed in group])
+    if is_busy:
         terminal.note(BUSY_NOTE)
     else:
         typer.echo("\n".join(f"T = {temperature:g}: {what_pays(group)}" for temperature, group in speeds.items()))

@@ -17,15 +17,17 @@ Speeds = dict[float | int, list[TreeSpeed]]  # by temperature
 
 
 def draw(profile: "Profile", speeds: Speeds, path: Path) -> None:
-    """Draw three panels: the costs of steps, acceptance by drafts, measured and predicted speeds of trees."""
+    """Draw the costs of steps, acceptance by drafts, and measured and predicted speeds of trees if there are any."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 3.6), layout="constrained", dpi=110)
-    costs, rates, trees = figure.subplots(1, 3)
+    panels = 3 if speeds else 2
+    figure = Figure(figsize=(4.6 * panels, 3.6), layout="constrained", dpi=110)
+    costs, rates, *trees = axes = figure.subplots(1, panels)
     draw_costs(costs, profile)
-    draw_acceptance(rates, profile, list(speeds))
-    draw_speeds(trees, speeds)
-    for axis in (costs, rates, trees):
+    draw_acceptance(rates, profile, sorted(speeds or profile.acceptance))
+    for axis in trees:
+        draw_speeds(axis, speeds)
+    for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 

@@ -9,7 +9,7 @@ import typer
 
 from multidraft.cli import terminal
 from multidraft.cli.models import Loader, is_file, ready_model, resolve, silence
-from multidraft.cli.report import BUSY_NOTE
+from multidraft.cli.report import BUSY, BUSY_NOTE
 from multidraft.errors import AdviceError
 from multidraft.machine import is_busy
 
@@ -47,7 +47,7 @@ def tell(
     gains = [best_gain(costs, acceptance, drafter_share) for acceptance in acceptances]
     if as_json:
         return terminal.print_json(as_dict(costs, gains) | {"drafter_share": drafter_share, "busy": is_busy()})
-    show(costs, gains, drafter_share)
+    show(costs, gains, drafter_share, is_busy())
 
 
 def target_alone(name: str, loader: Loader) -> "Model":
@@ -73,14 +73,19 @@ def as_dict(costs: "PassCosts", gains: "list[Gain]") -> dict[str, object]:
     }
 
 
-def show(costs: "PassCosts", gains: "list[Gain]", drafter_share: float) -> None:
+def show(costs: "PassCosts", gains: "list[Gain]", drafter_share: float, is_busy: bool) -> None:
     """Print what passes cost, and the trees."""
     terminal.print_table(
         ["tokens of a pass", *map(str, costs.seconds)],
         [["milliseconds", *(f"{1e3 * seconds:.1f}" for seconds in costs.seconds.values())]],
     )
     rows = [
-        [f"{gain.acceptance:g}", gain.tree.name or "none", f"{gain.tokens:.2f}", f"{gain.times_plain:.2f}"]
+        [
+            f"{gain.acceptance:g}",
+            gain.tree.name or "none",
+            f"{gain.tokens:.2f}",
+            BUSY if is_busy else f"{gain.times_plain:.2f}",
+        ]
         for gain in gains
     ]
     terminal.print_table(COLUMNS, rows)
@@ -88,5 +93,5 @@ def show(costs: "PassCosts", gains: "list[Gain]", drafter_share: float) -> None:
         f"A level of drafts is taken to cost {drafter_share:g} of the target's pass, and acceptance to be the same at "
         "every depth."
     )
-    if is_busy():
+    if is_busy:
         terminal.note(BUSY_NOTE)

@@ -159,6 +159,30 @@ def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch
     assert len({case[::2] for case in met}) == 3 * (len(tuning.TREES) + 1)
 
 
+@pytest.mark.parametrize(
+    ("budget", "steps_by_temperature"),
+    [
+        (0, {0.0: 3}),  # a few steps of the first temperature, whatever the budget is
+        (7, {0.0: 24}),
+        (13, {0.0: 24}),  # six lines of the second temperature are no table
+        (14, {0.0: 24, 1.0: 24}),
+        (27, {0.0: 24, 1.0: 24}),  # a second turn is not whole
+        (28, {0.0: 48, 1.0: 48}),
+        (999, {0.0: 72, 1.0: 72}),
+    ],
+)
+def test_the_budget_bounds_the_comparison_and_whole_turns_count(budget, steps_by_temperature, monkeypatch) -> None:
+    """A line takes a second here, and a temperature has seven of them."""
+    seconds = count()
+    monkeypatch.setattr(tuning.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(tuning, "steps", lambda *_: iter(range(tuning.STEPS_PER_TEXT)))
+    monkeypatch.setattr(tuning, "tokens_and_seconds", lambda record: (2, 0.5))
+    lines = tuning.compare(replace(subject(), prompts=[[0]]), profile(), budget, (0.0, 1.0), 72, iter)
+    assert len(lines) == 7 * len(steps_by_temperature)
+    assert {line.temperature: line.steps for line in lines} == steps_by_temperature
+    assert {(line.tokens, line.speed) for line in lines} == {(2, 4)}
+
+
 def subject(scheme: str = "anchored:lorenz") -> MeasuredPair:
     return MeasuredPair(
         constant_model(lambda _: CERTAIN_TOKEN), constant_model(lambda _: CERTAIN_TOKEN), md.scheme(scheme)

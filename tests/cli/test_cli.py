@@ -296,6 +296,18 @@ def test_what_tuning_finds_is_shown_drawn_and_kept(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "plan").read_text())
 
 
+def test_what_was_tuned_is_kept_when_the_rest_is_stopped(tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("multidraft.cli.tune.compare", stopped)
+    plan, picture = tmp_path / "plan", tmp_path / "costs.svg"
+    result = run("tune", "--budget", 0, "--temperature", 1, "--prompt", "It was", "--out", plan, "--plot", picture)
+    assert result.exit_code == 130
+    assert Profile.from_json(plan.read_text()).known
+    assert "ms of a step" in picture.read_text()
+
+
 def test_help_version_and_completion():
     shown, wide = run("generate", "--help").stdout, run("--help", env={"COLUMNS": "200"}).stdout
     assert "0.9*a+0.1*b" in "".join(shown.split("│")).replace("\n", "").replace(" ", "")

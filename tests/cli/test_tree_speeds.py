@@ -43,4 +43,7 @@ def test_every_temperature_has_plain_decoding_of_its_own():
         measured(tree, [speed, speed], t) for t in (0.0, 1.0) for tree, speed in (("none", 10 + 10 * t), ("1", 30))
     ]
     assert {t: [s.times_plain for s in group] for t, group in tree_speeds(lines).items()} == {0: [1, 3], 1: [1, 1.5]}
-    assert "turns" not in tree_speeds(lines)[0.0][1].as_dict()
+    speed = tree_speeds(lines)[0.0][1]
+    assert "turns" not in speed.as_dict(False)
+    assert (speed.as_dict(False)["times_plain"], speed.as_dict(True)["times_plain"]) == (3, None)
+    assert (speed.cells(False)[-1], speed.cells(True)[-1]) == ("3.00 (3.00 to 3.00)", "busy")

@@ -21,11 +21,12 @@ from multidraft_research.studies.listed import LISTED
 from multidraft_research.studies.on_captures import top_k
 from multidraft_research.studies.on_cases import curves, toys, walks
 from multidraft_research.studies.on_cases import solve_time as solved
-from multidraft_research.studies.running.cells import ratio, sums
-from multidraft_research.studies.running.charts import panel, styles_of
+from multidraft_research.studies.running.cells import Estimate, ratio, sums
+from multidraft_research.studies.running.charts import ABOVE_ITS_OPTIMUM, noise_of, panel, styles_of
 from multidraft_research.studies.running.report import page
 from multidraft_research.studies.running.results import Results
-from multidraft_research.studies.running.study import Study
+from multidraft_research.studies.running.study import Panel, Study
+from multidraft_research.studies.running.tables import Table
 from multidraft_research.studies.solve_time import Result
 from multidraft_research.studies.solve_time_table import lines
 from multidraft_research.studies.toys import figures
@@ -156,6 +157,9 @@ def noise(study: Study, records: list[dict], folder: Path) -> str:
 def test_a_picture_says_what_its_bars_are(tmp_path) -> None:
     assert noise(top_k.STUDY, RECORDS, tmp_path) == "bars: 95 % interval over 3 prompts"
     assert noise(top_k.STUDY, RECORDS[:2], tmp_path) == "no bars: an interval needs at least 3 prompts"
+    row = {"a": Estimate(0.5, 0.1, 4)}
+    rates = Table(Panel("rates", "task"), ["a"], {"iid:naive": row, "iid optimum": row})
+    assert noise_of([rates], "prompts") == f"bars: 95 % interval over 4 prompts; {ABOVE_ITS_OPTIMUM}"
     assert noise(toys.STUDY, [toys.record()], tmp_path) == "no bars: the values are exact"
     solve_time_picture.draw(lines(RESULTS), tmp_path / "times.svg")
     assert "<!-- bars: middle 95 % of tokens; " in (tmp_path / "times.svg").read_text()

@@ -117,7 +117,7 @@ def drawn(root: Box, before: str, bottom: float) -> bytes:
     legend = [(kind, text) for kind, text in legend if kind in {*kinds, ""}]
     width = max(*(box.left + box.width for box in all_boxes), 420.0) + MARGIN
     height = below + 20 * len(legend) + MARGIN / 2
-    size = dict(viewBox=f"0 0 {width:.0f} {height:.0f}", width=f"{width:.0f}", height=f"{height:.0f}")
+    size: dict[str, Any] = dict(viewBox=f"0 0 {width:.0f} {height:.0f}", width=f"{width:.0f}", height=f"{height:.0f}")
     svg = element(None, "svg", xmlns="http://www.w3.org/2000/svg", **size, font_family=FONT)
     element(svg, "rect", width="100%", height="100%", rx=8, fill="#f8fafc")
     element(svg, "text", before, x=MARGIN, y=1.6 * MARGIN, fill="#475569", font_size=14)
@@ -146,16 +146,16 @@ def draw_edge(svg: ElementTree.Element, box: Box, child: Box) -> None:
 def draw_box(svg: ElementTree.Element, box: Box) -> None:
     """A token, and its numbers below it."""
     fill, border = COLOURS[box.kind]
-    size = dict(x=f"{box.left:.1f}", y=f"{box.top:.1f}", width=f"{box.width:.1f}", height=HEIGHT)
+    size: dict[str, Any] = dict(x=f"{box.left:.1f}", y=f"{box.top:.1f}", width=f"{box.width:.1f}", height=HEIGHT)
     element(svg, "rect", **size, rx=6, fill=fill, stroke=border, stroke_width=1.5)
-    place = dict(x=f"{box.left + box.width / 2:.1f}", text_anchor="middle")
+    place: dict[str, Any] = dict(x=f"{box.left + box.width / 2:.1f}", text_anchor="middle")
     baseline = box.top + (17 if box.numbers else 25)
     element(svg, "text", box.text, **place, y=f"{baseline:.1f}", fill="#0f172a", font_size=14)
     if box.numbers:
         element(svg, "text", box.numbers, **place, y=f"{box.top + 33:.1f}", fill="#475569", font_size=10.5)
 
 
-def element(parent: ElementTree.Element | None, tag: str, text: str = "", **attributes: object) -> ElementTree.Element:
+def element(parent: ElementTree.Element | None, tag: str, text: str = "", **attributes: Any) -> ElementTree.Element:
     """An element in its parent; underscores of attributes stand for hyphens."""
     strings = {name.replace("_", "-"): str(value) for name, value in attributes.items()}
     node = ElementTree.Element(tag, strings) if parent is None else ElementTree.SubElement(parent, tag, strings)
