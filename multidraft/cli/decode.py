@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace import TraceFile
+    from multidraft.models.huggingface import Model
     from multidraft.sampling.grammar import Grammar
 
 SEED_STRIDE = 1_000_003
@@ -108,6 +109,13 @@ class Job:
         assert pair.draft is not None  # trees are chosen only for a draft
         texts = [prompt.tokens for prompt in prompts]
         return MeasuredPair(pair.target, pair.draft, scheme(self.settings["scheme"]), self.settings["walk"], texts)
+
+    def settings_for(self, target: "Model") -> dict[str, Any]:
+        """The settings with those that the target's configuration recommends in place of what is left open."""
+        from multidraft.sampling.generation_config import model_defaults
+
+        defaults = {"temperature": 1.0} | model_defaults(target)
+        return self.settings | {name: value for name, value in defaults.items() if self.settings.get(name) is None}
 
     def ends(self, pair: Models) -> list[int]:
         """The tokens that end a text."""
@@ -208,7 +216,7 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
         trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
         grammar=job.grammar(pair.tokenizer, texts.prompts[0]),
-        **job.settings,
+        **job.settings_for(pair.target),
     )
     return texts.close(), info
 
@@ -237,7 +245,7 @@ def make_plan(job: Job, _: int) -> Record:
     profile = profile_for(subject, plan_file(job.settings["plan"], job.limits))
     budget = job.settings["tune_budget"]
     if budget and not profile.known:
-        measure(subject, profile, budget, [job.settings["temperature"]], [job.batch])
+        measure(subject, profile, budget, [job.settings_for(job.models.target)["temperature"]], [job.batch])
     return {"plan": profile.as_json()}
 
 

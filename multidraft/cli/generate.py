@@ -15,7 +15,7 @@ from multidraft.cli.report import BASELINES, Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.sampling.fields import Setting
-from multidraft.sampling.params import DEFAULT_NEW_TOKENS, SETTINGS, SamplingParams
+from multidraft.sampling.params import DEFAULT_NEW_TOKENS, RECOMMENDED, SETTINGS, SamplingParams
 
 JSONL_HELP = (
     "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
@@ -45,9 +45,10 @@ class Source:
 
 def sampling_option(name: str, known: Setting) -> tuple[str, Any, Any]:
     """The field of an option: its name, type and default."""
-    default = DEFAULT_NEW_TOKENS if name == "max_new_tokens" else getattr(SamplingParams, name)
+    default = {"max_new_tokens": DEFAULT_NEW_TOKENS, "temperature": None}.get(name, getattr(SamplingParams, name))
     kind = known.kind if default is not None else known.kind | None
-    return name, Annotated[kind, o.option(known.help, o.SAMPLING)], default
+    text = f"{known.help} Default: the model's own." if name in RECOMMENDED else known.help
+    return name, Annotated[kind, o.option(text, o.SAMPLING)], default
 
 
 SAMPLING_OPTIONS = [sampling_option(name, known) for name, known in SETTINGS.items() if known.option]
@@ -161,6 +162,7 @@ def generate(
 def decode_here(job: Job, is_conversation: bool, output: Output, models_note: str | None) -> None:
     """Decode in this process, and report; a note says which models were taken if they were not named."""
     from multidraft.decoding.trace import TraceFile
+    from multidraft.sampling.generation_config import defaults_note, model_defaults
 
     journal = job.journal(output.jsonl, job.prompts, compare=output.compare) if output.jsonl else None
     done, count = len(journal.records) if journal else 0, len(job.prompts)
@@ -170,7 +172,12 @@ def decode_here(job: Job, is_conversation: bool, output: Output, models_note: st
         raise AdviceError(
             f"--trace {str(output.trace)!r} has the trace of earlier prompts, and would be lost; give another file"
         )
-    pair, prompts, report = job.models, job.encoded(job.prompts), Report(job.reported_settings, journal)
+    pair, prompts, defaults = job.models, job.encoded(job.prompts), model_defaults(job.models.target)
+    job = replace(job, settings=job.settings_for(pair.target))
+    report = Report(job.reported_settings, journal)
+    line = defaults_note({name: value for name, value in defaults.items() if job.settings[name] == value})
+    if line is not None and not output.as_json:
+        terminal.note(line)
     if models_note is not None and not output.as_json:
         terminal.note(models_note)
     if output.trace is not None:

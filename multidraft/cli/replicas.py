@@ -94,6 +94,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
         from multidraft.autotune.controller import auto
         from multidraft.autotune.plans import MeasuredPair
+        from multidraft.sampling.generation_config import defaults_note, model_defaults
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
 
@@ -104,6 +105,8 @@ class Serving(o.DraftingOptions, o.ModelOptions):
             tokenizer.chat_template = self.template
         if not tokenizer.chat_template:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
+        if line := defaults_note(model_defaults(target)):
+            terminal.note(line)
         config, limits, plan = self.configured()
         if limits is not None and draft is not None:
             subject = MeasuredPair(target, draft, config.scheme, config.walk)

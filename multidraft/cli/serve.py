@@ -153,11 +153,12 @@ def template_of(path: Path | None) -> str | None:
     """The text of a file with a chat template."""
     if path is None:
         return None
-    from jinja2 import Environment, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # which knows tags of its own
 
     try:
         text = path.read_text(encoding="utf-8")
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+        _compile_jinja_template(text)
     except (OSError, UnicodeError, TemplateSyntaxError) as error:
         raise AdviceError(f"cannot read the chat template {str(path)!r}: {error}; check the file") from None
     return text

@@ -30,7 +30,7 @@ TOKEN_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}  # te
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect("multidraft", "sampled", GO_ON_FIELDS),
+        Dialect("multidraft", "sampled", UNCUT_SAMPLING | {"repetition_penalty": 1.0} | GO_ON_FIELDS),
         Dialect(
             "vllm", "raw", UNCUT_SAMPLING | {"repetition_penalty": 1.0} | GO_ON_FIELDS | TOKEN_IDS, "prompt_logprobs"
         ),

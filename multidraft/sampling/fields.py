@@ -176,5 +176,9 @@ def eta_cutoff(cutoff: float, context: PromptContext) -> Any:
 
 
 def watermark(config: Any, context: PromptContext) -> Any:
-    """Favours the tokens of a green list; `config` is a `WatermarkingConfig` of transformers."""
+    """Favours the tokens of a green list; `config` is a `WatermarkingConfig` of transformers, or its keywords."""
+    from transformers import WatermarkingConfig
+
+    config = WatermarkingConfig(**config) if isinstance(config, dict) else config
+    config.validate()
     return config.construct_processor(context.vocabulary, context.device)

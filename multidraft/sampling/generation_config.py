@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, shown
 from multidraft.sampling.checks import check_all
-from multidraft.sampling.params import SETTINGS, SamplingParams
+from multidraft.sampling.params import RECOMMENDED, SETTINGS, SamplingParams
 
 HONOURED_SETTINGS = {known.transformers for known in SETTINGS.values() if known.transformers is not None} | {
     "do_sample",
@@ -50,7 +50,13 @@ REPLACEMENT_ADVICE = {
     "prompt_lookup_num_tokens": "pass a draft model",
     "assistant_ensemble_weight": "it biases the output; leave it out",
 }
-INSTEAD_OF_KEYWORDS = {"assistant_model": "draft_model", "streamer": "stream", "tokenizer": "stop_tokenizer"}
+INSTEAD_OF_KEYWORDS = {
+    "assistant_model": "draft_model",
+    "streamer": "stream",
+    "tokenizer": "stop_tokenizer",
+    "max_tokens": "max_new_tokens",
+    "seed": "generator=torch.Generator().manual_seed(1)",
+}
 KNOWN_SETTINGS = HONOURED_SETTINGS | IGNORED_SETTINGS | set(REFUSED_SETTINGS)
 
 
@@ -109,6 +115,22 @@ def values_of(base: GenerationConfig | SamplingParams | None) -> dict[str, Any]:
     if base is not None and not isinstance(base, SamplingParams):
         raise AdviceError(f"generation_config is {shown(base)}; pass a transformers.GenerationConfig")
     return {"do_sample": True} | ({} if base is None else {name: getattr(base, name) for name in SETTINGS})
+
+
+def model_defaults(model: Any) -> dict[str, Any]:
+    """The sampling settings that a model's `generation_config` recommends; raises AdviceError on one out of range."""
+    config = getattr(model, "generation_config", None)
+    values = {} if config is None else config.to_diff_dict()
+    offs = {name: (None, *SETTINGS[name].off, *SETTINGS[name].served_off) for name in RECOMMENDED}
+    defaults = {name: values[name] for name in RECOMMENDED if values.get(name) not in offs[name]}
+    check_all(defaults, called=lambda name: f"{name} in the model's generation_config")
+    return defaults
+
+
+def defaults_note(defaults: Mapping[str, Any]) -> str | None:
+    """A line on the settings that are taken from a model's configuration."""
+    listed = ", ".join(f"{name} {value}" for name, value in defaults.items())
+    return f"sampled as the model's generation_config says, unless told otherwise: {listed}" if listed else None
 
 
 def ends_of(config: GenerationConfig | None, default: set[int]) -> set[int]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
 
 DEFAULT_NEW_TOKENS = 128
+RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # by a model's configuration, as in vLLM
 MAX_LENGTH = Range(int, 1, MAX_TOKENS)
 Number = float | int | None
 Count = int | None

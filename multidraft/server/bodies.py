@@ -1,6 +1,6 @@
 """The bodies of requests, and the sampling settings that they ask for; `fields` says what becomes of every field."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -26,6 +26,7 @@ LongText = Annotated[str, Field(max_length=2**20)]
 FAIL_FAST = Field(fail_fast=True)  # else a list with 100,000 wrong items would take seconds to refuse
 Tokens = Annotated[list[Token], FAIL_FAST]
 MAX_BIASES = 1024
+NO_DEFAULTS: Mapping[str, Any] = {}
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 SETTINGS_BY_FIELD = {known.served: name for name, known in SETTINGS.items() if known.served is not None}
 SAMPLING_FIELDS: dict[str, Any] = {
@@ -242,9 +243,10 @@ class DetokenizeBody(BaseModel):
     tokens: Tokens
 
 
-def sampling_values(body: GenerationBody) -> dict[str, Any]:
-    """The sampling settings that are set, by their names in the body."""
+def sampling_values(body: GenerationBody, defaults: Mapping[str, Any] = NO_DEFAULTS) -> dict[str, Any]:
+    """The sampling settings that are set, by their names in the body; `defaults` for those that it lacks."""
     values = {served: getattr(body, served) for served in SETTINGS_BY_FIELD}
+    values = {served: defaults.get(served) if value is None else value for served, value in values.items()}
     return {
         served: value
         for served, value in values.items()
@@ -259,9 +261,10 @@ def sampling_of(
     ends: Collection[int],
     device: torch.device,
     grammar: Grammar | None = None,
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
 ) -> Sampling:
-    """What an answer to a prompt is sampled with."""
-    values = {SETTINGS_BY_FIELD[served]: value for served, value in sampling_values(body).items()}
+    """What an answer to a prompt is sampled with; `defaults` where the body says nothing."""
+    values = {SETTINGS_BY_FIELD[served]: value for served, value in sampling_values(body, defaults).items()}
     params = SamplingParams(**values, logit_bias=body.logit_bias, eos_token_id=sorted(ends), grammar=grammar)
     return params.compile(prompt, vocabulary, device)
 

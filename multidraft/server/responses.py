@@ -3,7 +3,7 @@
 A request becomes that of a chat, and is answered like one. Nothing is stored.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -61,10 +61,11 @@ class ResponsesBody(BaseModel):
         """The names of fields that have no effect."""
         return ignored_fields(self.given, "responses")
 
-    def settings(self) -> Json:
+    def settings(self, defaults: Mapping[str, Any]) -> Json:
         """The settings as a response repeats them, with defaults."""
         names = ("instructions", "max_output_tokens")
-        numbers = {name: 1.0 if (value := self.given.get(name)) is None else value for name in ("temperature", "top_p")}
+        values = {name: self.given.get(name) for name in ("temperature", "top_p")}
+        numbers = {name: defaults.get(name, 1.0) if value is None else value for name, value in values.items()}
         form = {"format": (self.text or {}).get("format") or {"type": "text"}}
         fixed = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "previous_response_id": None}
         return (
@@ -125,7 +126,7 @@ class Responses(Chat):
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         facts = {"id": f"resp_{self.id}", "object": "response", "created_at": self.created, "status": status}
         facts |= {"model": self.service.names[0], "error": None, "incomplete_details": reason, "output": [*items]}
-        return facts | self.asked.settings() | {"usage": self.token_usage() if items else None}
+        return facts | self.asked.settings(self.service.defaults) | {"usage": self.token_usage() if items else None}
 
     def token_usage(self) -> Json:
         """Token counts under the names of this API."""

@@ -22,6 +22,7 @@ from multidraft.decoding.request import Request, Stop, Update
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, sequence_limits, vocabulary_of
 from multidraft.generation.text import encode_messages, encode_text, text_ends, thinking_of
+from multidraft.sampling.generation_config import model_defaults
 from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED_ERROR, Refused
 from multidraft.server.bodies import (
@@ -131,7 +132,7 @@ class Service:
         self.names, self.limits, self.api_key, self.allowed_origins = names, engine.limits, api_key, allowed_origins
         self.update_queues: WeakSet[asyncio.Queue[tuple[int, Update]]] = WeakSet()  # one per running request
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
-        self.vocabulary = vocabulary_of(engine.target)
+        self.vocabulary, self.defaults = vocabulary_of(engine.target), model_defaults(engine.target)
         contexts = [self.limits.context, context_of(engine.target)]
         self.context = min((context for context in contexts if context is not None), default=None)  # of a sequence
 
@@ -277,7 +278,9 @@ class Service:
         return Request(
             prompt,
             new_tokens,
-            sampling=sampling_of(body, prompt, self.vocabulary, end_tokens, self.engine.target.device, grammar),
+            sampling=sampling_of(
+                body, prompt, self.vocabulary, end_tokens, self.engine.target.device, grammar, self.defaults
+            ),
             generator=torch.Generator().manual_seed(seed),
             is_seeded=has_seed,
             stop=Stop(frozenset(end_tokens)),

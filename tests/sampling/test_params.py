@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from transformers import GenerationConfig, MinPLogitsWarper
+from transformers import GenerationConfig, MinPLogitsWarper, WatermarkingConfig
 
 import multidraft as md
 from multidraft.cli.generate import SamplingOptions
@@ -82,6 +82,12 @@ def test_settings_of_a_configuration_are_taken_over_and_changed_by_name():
     assert params_from(config, {"do_sample": False}, {1}).temperature == 0
     assert params_from(None, {}, {1}) == SamplingParams(eos_token_id=[1])
     assert params_from(expected, {"top_n_sigma": 1}, {1}) == replace(expected, top_n_sigma=1)
+
+
+def test_a_watermark_is_a_dictionary_or_the_object_of_transformers():
+    for config in dict(bias=1.5), WatermarkingConfig(bias=1.5):
+        processor = SamplingParams(watermarking_config=config).compile([1], 5, CPU).before.listed[0]
+        assert (type(processor).__name__, processor.bias) == ("WatermarkLogitsProcessor", 1.5)
 
 
 def test_tokens_are_checked_when_the_vocabulary_is_known():

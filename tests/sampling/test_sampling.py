@@ -518,6 +518,9 @@ MARK = SynthIDTextWatermarkLogitsProcessor(2, [1], 8, 0, 4, "cpu")
     [
         (dict(temperatur=1), "unknown setting 'temperatur'; did you mean 'temperature'"),
         (dict(tokenizer=1), "unknown setting 'tokenizer'; did you mean 'stop_tokenizer'"),
+        (dict(seed=1), r"unknown setting 'seed'; did you mean 'generator=torch.Generator\(\).manual_seed\(1\)'"),
+        (dict(watermarking_config=dict(bia=1.5)), r"watermarking_config is .*bia.*; change it, or leave it out"),
+        (dict(watermarking_config=dict(greenlist_ratio=2)), "watermarking_config is .*; change it, or leave it out"),
         (dict(stop="x"), "stop strings need the tokenizer; pass it as stop_tokenizer"),
         (dict(logits_processor=[Counter()]), "Counter keeps a state between calls or between rows"),
         (dict(logits_processor=[Neighbour()]), "Neighbour keeps a state between calls or between rows"),

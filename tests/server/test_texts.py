@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 
 import httpx2
 import pytest
-from commands import run
+from commands import ends_with_advice, run
 from serving import events, served, service
 from templates import FAMILIES, Family, writer
+from transformers import GenerationConfig
 
 import multidraft as md
 from multidraft.cli import decode
 from multidraft.cli.models import Models
+from multidraft.cli.serve import template_of
 from multidraft.generation.text import closing_token, encode_messages, encode_text, text_ends
 from multidraft.models.table import TableModel
+from multidraft.sampling.settings import Sampling
+from multidraft.server.bodies import CompletionBody
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -183,3 +187,54 @@ def test_a_developer_is_the_system_where_the_template_knows_none(world):
     world.tokenizer.chat_template = world.family.template
     answer = post(world, "/v1/responses", input=told, max_output_tokens=3)
     assert answer["usage"]["input_tokens"] == len(tokens)
+
+
+def test_a_request_that_says_nothing_is_sampled_as_the_model_recommends(monkeypatch):
+    """As in vLLM; what a request says counts, also where it switches a setting off. So does the command line."""
+    tokenizer = FAMILIES["Qwen 2.5"].tokenizer
+    model = writer(tokenizer, tokenizer("Hi")["input_ids"], noise=0.9)
+    recommended = dict(temperature=0.5, top_k=4, top_p=1.0, min_p=0.1, repetition_penalty=1.2)
+    model.generation_config = GenerationConfig(do_sample=True, **recommended)
+    toy = service(model, None, tokenizer, tree="1")
+
+    def sampled(**fields: Any) -> Sampling:
+        [request] = toy.make_requests(CompletionBody(model="toy", prompt="Hi", **fields))
+        return request.sampling
+
+    def number(sampling: Sampling) -> int:
+        return sum(len(part.listed) for part in (sampling.before, sampling.after) if part is not None)
+
+    assert [(s.temperature, s.top_k, s.top_p, number(s)) for s in (sampled(), sampled(top_k=7, temperature=None))] == [
+        (0.5, 4, None, 2), (0.5, 7, None, 2)
+    ]  # fmt: skip
+    off = sampled(temperature=1, top_k=0, min_p=0, repetition_penalty=1.0)
+    assert (off.temperature, off.top_k, number(off)) == (1.0, None, 0)
+    heard = list[dict[str, Any]]()
+    plainly = md.generate
+    monkeypatch.setattr(md, "generate", lambda *a, **k: heard.append(k) or plainly(*a, **k))
+    monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
+    names = ["--target", "embedded", "--draft", "none", "--max-new-tokens", 3, "--prompt", "Hi"]
+    told = run("generate", *names, "--top-k", 9)
+    assert (heard[-1]["temperature"], heard[-1]["top_k"], heard[-1]["min_p"]) == (0.5, 9, 0.1)
+    assert (
+        "generation_config says, unless told otherwise: temperature 0.5, min_p 0.1, repetition_penalty 1.2"
+        in told.stderr
+    )
+    model.generation_config = GenerationConfig(do_sample=True)
+    assert "generation_config" not in run("generate", *names).stderr
+    assert (heard[-1]["temperature"], heard[-1]["top_k"]) == (1.0, None)
+    model.generation_config = GenerationConfig()
+    model.generation_config.top_p = 7
+    ends_with_advice(run("generate", *names), "top_p in the model's generation_config is 7")
+
+
+def test_a_template_may_have_the_tags_of_transformers(tmp_path):
+    """`{% generation %}` marks what is trained on; jinja alone does not know it."""
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}")
+    tokenizer = FAMILIES["Qwen 2.5"].tokenizer
+    tokenizer.chat_template = template_of(file)
+    assert tokenizer.decode(encode_messages(tokenizer, MESSAGES * 2)) == "Hi"
+    file.write_text("{% generation %}")
+    with pytest.raises(md.AdviceError, match=r"cannot read the chat template .*; check the file"):
+        template_of(file)
