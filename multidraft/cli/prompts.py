@@ -107,7 +107,7 @@ def note_short_context(prompts: list[Prompt], pair: "Models", max_new_tokens: in
     from multidraft.generation.inputs import context_of
 
     context, draft_context = context_of(pair.target), None if pair.draft is None else context_of(pair.draft)
-    longest = min(max(len(prompt.tokens) for prompt in prompts) + max_new_tokens, context or math.inf)
+    longest = min(max((len(prompt.tokens) for prompt in prompts), default=0) + max_new_tokens, context or math.inf)
     if draft_context is not None and longest > draft_context:
         terminal.note(f"the draft's context is {draft_context}: behind it nothing is drafted, and decoding goes on")
     rooms = [context - len(prompt.tokens) for prompt in prompts] if context is not None else []
