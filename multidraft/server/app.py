@@ -11,7 +11,7 @@ from json import JSONEncoder
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
@@ -50,6 +50,14 @@ NOT_SERVED = {  # why, by a part of an address that other servers have
     "apply-template": ": /tokenize shows the prompt of a chat",
     **dict.fromkeys(("/props", "/slots", "/get_model_info", "/get_server_info"), ": see /v1/models and /metrics"),
 }
+ERROR_FIELDS = {name: {"type": ["string", "null"]} for name in ("message", "type", "param")} | {
+    "code": {"type": "integer"}
+}
+ERROR_SCHEMA = {"type": "object", "properties": {"error": {"type": "object", "properties": ERROR_FIELDS}}}
+ERRORS: dict[int | str, dict[str, Any]] = {  # as the schema has them
+    status: {"description": text, "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    for status, text in (("4XX", "A request that cannot be answered."), ("5XX", "Not now, or a fault."))
+}
 PUBLIC_PATHS = {"/", "/health", "/metrics"}  # that need no key
 HANDLED_ERRORS: Any = (ValidationError, AdviceError, Refused, ClientDisconnect, AnyHTTPException, Exception)
 
@@ -74,6 +82,7 @@ def build(service: Service) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # these pages would load scripts from other sites
         redoc_url=None,
+        responses=ERRORS,
         exception_handlers=dict.fromkeys(HANDLED_ERRORS, handle),
     )
     app.state.service = service
@@ -145,7 +154,8 @@ def add_post_route(
         known.setdefault("description", FIELDS[field].about if field in FIELDS else "")
     schema = {"required": True, "content": {"application/json": {"schema": body_schema}}}
     name = path.removeprefix("/").replace("/", "_")
-    app.post(path, name=name, openapi_extra={"requestBody": schema}, response_model=None)(handle)
+    forms = {200: {"content": {"application/json": {}, "text/event-stream": {}}}} if path in ADDRESSES.values() else {}
+    app.post(path, name=name, openapi_extra={"requestBody": schema}, response_model=None, responses=forms)(handle)
 
 
 def with_ignored(response: Response, names: list[str]) -> Response:
@@ -242,7 +252,7 @@ def add_state(app: FastAPI, service: Service) -> None:
     async def show_version() -> dict[str, str]:
         return {"version": app.version}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 

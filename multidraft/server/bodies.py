@@ -186,9 +186,13 @@ class Conversation(BaseModel):
 
     def unread_settings(self, template: str) -> list[str]:
         """The names of settings that the template does not read."""
+        unread = [f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs or {} if name not in template]
         readers = ["reasoning_effort", *["enable_thinking"] * (self.reasoning_effort == "none")]
-        is_unread = self.reasoning_effort is not None and not any(name in template for name in readers)
-        return ["reasoning_effort"] if is_unread else []
+        if self.reasoning_effort is not None and not any(name in template for name in readers):
+            unread.append("reasoning_effort")
+        if self.add_generation_prompt is False and "add_generation_prompt" not in template:
+            unread.append("add_generation_prompt")
+        return unread
 
 
 class ChatBody(Conversation, GenerationBody):
@@ -279,6 +283,8 @@ def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
     check_setting("logit_bias", body.logit_bias or {}, vocabulary=vocabulary)
     check_stop_strings("stop", body.stops)
     check_tokens("stop_token_ids", body.stop_token_ids or [], vocabulary)
+    if body.num_logprobs is None and getattr(body, "top_logprobs", None):
+        raise AdviceError("top_logprobs needs logprobs; set logprobs to true, or leave top_logprobs out")
     if body.best_of not in (None, body.choices):
         raise AdviceError("best_of is not supported: all answers are returned; leave it out, and set n")
     if len(body.stops) > limits.stops:

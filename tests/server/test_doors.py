@@ -59,6 +59,12 @@ def test_the_schema_says_what_bodies_may_hold(locked):
     schema = locked.get("/openapi.json", headers=RIGHT).json()["paths"]
     body = schema["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"prompt", "min_tokens", "stop_token_ids"} <= body["properties"].keys()
+    assert {"application/json", "text/event-stream"} == schema["/v1/completions"]["post"]["responses"]["200"][
+        "content"
+    ].keys()
+    for routes in schema.values():
+        for route in routes.values():
+            assert {"200", "4XX", "5XX"} == route["responses"].keys()
 
 
 def test_a_model_has_several_names(locked):

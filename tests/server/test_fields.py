@@ -242,6 +242,11 @@ def test_what_the_template_does_not_read_is_refused_or_said_to_be_ignored():
         chat = BASES["chat"]
         response = client.post(ADDRESSES["chat"], json=chat | {"reasoning_effort": "low"})
         assert response.headers[IGNORED_HEADER] == "reasoning_effort"
+        fields = {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
+        response = client.post(ADDRESSES["chat"], json=chat | fields)
+        assert response.headers[IGNORED_HEADER] == "chat_template_kwargs.enable_thinking, add_generation_prompt"
+        response = client.post(ADDRESSES["chat"], json=chat | {"top_logprobs": 2})
+        assert response.json()["error"]["message"].startswith("top_logprobs needs logprobs")
         response = client.post(ADDRESSES["chat"], json=chat | {"documents": [{"text": "a"}]})
         assert response.json()["error"]["message"].startswith("documents is not supported")
 
