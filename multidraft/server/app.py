@@ -154,8 +154,9 @@ def add_post_route(
         known.setdefault("description", FIELDS[field].about if field in FIELDS else "")
     schema = {"required": True, "content": {"application/json": {"schema": body_schema}}}
     name = path.removeprefix("/").replace("/", "_")
-    forms = {200: {"content": {"application/json": {}, "text/event-stream": {}}}} if path in ADDRESSES.values() else {}
-    app.post(path, name=name, openapi_extra={"requestBody": schema}, response_model=None, responses=forms)(handle)
+    forms: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+    responses = forms if path in ADDRESSES.values() else None
+    app.post(path, name=name, openapi_extra={"requestBody": schema}, response_model=None, responses=responses)(handle)
 
 
 def with_ignored(response: Response, names: list[str]) -> Response:
