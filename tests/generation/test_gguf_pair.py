@@ -185,7 +185,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
         (b"<html>not found</html>", "is no GGUF file"),
         (whole[:700], "is cut short or damaged"),
         (whole[:2000], "tensor 'token_embd.weight' data is not within the file bounds"),
-        (whole[:-3], "is not within the file bounds"),
+        (whole[:-3], "data is not within the file bounds; get the file again"),
         (whole[:4] + b"\xff" * 3000, "is cut short or damaged"),
         (whole.replace(b"blk.1.attn_q", b"blk.1.attn_x"), "'blk.1.attn_q.weight' not found"),
         (whole.replace(b"llama", b"llamb"), "'llamb'"),

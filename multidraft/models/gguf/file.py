@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import os
-import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.base import Vocabulary
-from multidraft.models.gguf.header import whole_numbers
+from multidraft.models.gguf import header
 from multidraft.models.gguf.library import LlamaCpp
 
-PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # of a model that was split into several files
 TARGET_IDS = b"multidraft.target_ids"
 MAX_METADATA_BYTES = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
 SAMPLED_BYTES = 1 << 20  # bytes at both ends of a file, of which its digest is made
@@ -30,8 +28,8 @@ class Weights:
 
     def __init__(self, path: Path, library: LlamaCpp, gpu_layers: int | None):
         self.library, self.path = library, path
-        target_ids = whole_numbers(path, TARGET_IDS)
-        check_room(path)
+        target_ids = header.whole_numbers(path, TARGET_IDS)
+        check_room(header.parts(path))
         self.pointer = library.llama_model_load_from_file(os.fsencode(path), library.model_settings(gpu_layers))
         if not self.pointer:
             raise AdviceError(
@@ -105,13 +103,11 @@ class Weights:
         return [token for token in range(self.vocabulary) if self.library.llama_vocab_is_eog(self.vocab, token)]
 
 
-def check_room(path: Path) -> None:
-    """Raise unless there is memory for the weights in all parts of a file."""
-    stem = PART.sub("", path.name)
-    try:
-        needed = sum(part.stat().st_size for part in path.parent.iterdir() if PART.sub("", part.name) == stem)
-    except OSError as error:
-        raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
+def check_room(parts: list[Path]) -> None:
+    """Raise unless the parts of a model are whole, and there is memory for all weights in them."""
+    for part in parts:
+        header.header_of(part)
+    path, needed = parts[0], sum(part.stat().st_size for part in parts)
     free = available(torch.device("cpu"))
     if free is not None and needed > free:
         raise AdviceError(

@@ -6,12 +6,14 @@ tensor. The numbers of the tensors follow, aligned.
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from multidraft.errors import AdviceError, shown
 
@@ -21,6 +23,12 @@ TEXT, ARRAY, INT32 = 8, 9, 5
 LEAST_PIECE, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes in a header
 MAX_SIZES, MAX_NAME, MAX_TOKENS = 4, 2**16 - 1, 2**24  # of a tensor; bytes of a name; numbers of a list that is read
 MAX_WEIGHTS = 8  # a byte; no quantisation has fewer bits than one for each
+# The weights of a block and its bytes, by ggml's numbers for types
+BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
+BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 16: (256, 66), 17: (256, 74), 18: (256, 98)}
+BLOCKS |= {19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2)}
+BLOCKS |= {26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17)}
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # the end of a name of a model that was split into several files
 ALIGNMENT, MAX_ALIGNMENT = b"general.alignment", 2**20
 Result = TypeVar("Result")
 
@@ -35,6 +43,7 @@ class Cursor:
 
     data: mmap.mmap
     place: int = 0
+    types: set[int] = field(default_factory=set)  # of the tensors that were read over
 
     @property
     def remaining(self) -> int:
@@ -84,28 +93,82 @@ class List:
     place: int
 
 
+Metadata = dict[bytes, int | float | bytes | List]
+
+
+class Header(NamedTuple):
+    """What a file says before its numbers: metadata, all of it but texts in lists, and the types of its tensors."""
+
+    metadata: Metadata
+    types: frozenset[int]
+
+
 def check(path: Path) -> None:
-    """Raise unless the header of a GGUF file is whole, and what it says of sizes fits into the file."""
-    read(path, lambda cursor: scan(cursor))
+    """Raise unless a GGUF file is whole, with all of its parts, as far as headers tell."""
+    for part in parts(path):
+        header_of(part)
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of a model that was split into several, of which the first stands for all; raises AdviceError."""
+    metadata = header_of(path).metadata
+    count, number = (metadata.get(name, 0) for name in (b"split.count", b"split.no"))
+    if not isinstance(count, int) or not isinstance(number, int) or count <= 1:
+        return [path]
+    match = PART.search(path.name)
+    if match is None or (int(match[1]), int(match[2])) != (number + 1, count):
+        name = f"NAME-{number + 1:05d}-of-{count:05d}.gguf"
+        raise AdviceError(f"{str(path)!r} is part {number + 1} of {count} of a model; name it {name}, as it was")
+    paths = [
+        path.with_name(f"{path.name[: match.start()]}-{part:05d}-of-{count:05d}.gguf") for part in range(1, count + 1)
+    ]
+    if number:
+        raise AdviceError(f"{str(path)!r} is part {number + 1} of {count} of a model; give the first, {paths[0].name}")
+    if missing := [part.name for part in paths if not part.is_file()]:
+        raise AdviceError(
+            f"{str(path)!r} is one of {count} parts of a model, and {missing[0]} is not beside it; get it"
+        )
+    return paths
+
+
+def types_of(path: Path) -> frozenset[int]:
+    """The types of all tensors of a model, by ggml's numbers."""
+    return frozenset().union(*(header_of(part).types for part in parts(path)))
+
+
+def header_of(path: Path) -> Header:
+    """The header of a file; it is read over again where the file has changed."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
+    return scanned(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(16)
+def scanned(path: Path, _: int, __: int) -> Header:
+    """The header of a file of this size and time."""
+    return read(path, lambda cursor: Header(scan(cursor), frozenset(cursor.types)))
 
 
 def whole_numbers(path: Path, name: bytes) -> list[int] | None:
     """The list of 32-bit integers that has this name in a file's metadata; None where there is none."""
 
-    def find(cursor: Cursor) -> list[int] | None:
-        numbers = scan(cursor).get(name)
-        if not isinstance(numbers, List) or numbers.code != NUMBERS[INT32]:
-            return None
+    numbers = header_of(path).metadata.get(name)
+    if not isinstance(numbers, List) or numbers.code != NUMBERS[INT32]:
+        return None
+
+    def unpack(cursor: Cursor) -> list[int]:
         if numbers.count > MAX_TOKENS:
             raise Broken(f"{name.decode()} has {numbers.count} numbers")
         return list(struct.unpack_from(f"<{numbers.count}{numbers.code}", cursor.data, numbers.place))
 
-    return read(path, find)
+    return read(path, unpack)
 
 
 def text(path: Path, name: bytes) -> str | None:
     """The text that has this name in a file's metadata; None where there is none."""
-    value_of_name = read(path, lambda cursor: scan(cursor).get(name))
+    value_of_name = header_of(path).metadata.get(name)
     return value_of_name.decode(errors="replace") if isinstance(value_of_name, bytes) else None
 
 
@@ -118,21 +181,20 @@ def read(path: Path, what: Callable[[Cursor], Result]) -> Result:
     """What is made of a file, which is not read as a whole."""
     try:
         with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
+            if (begin := file.read(len(MAGIC))) != MAGIC:
                 raise AdviceError(
-                    f"{str(path)!r} is no GGUF file; give one whose name ends in .gguf, or a folder for PyTorch"
+                    f"{str(path)!r} is no GGUF file: it begins with {shown(begin)}; get the file again (a page or a "
+                    "pointer may have been saved in its place), or give a folder for PyTorch"
                 )
             with closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as data:
                 return what(Cursor(data, len(MAGIC)))
     except OSError as error:
         raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
     except Broken as error:
-        raise AdviceError(
-            f"the header of the GGUF file {str(path)!r} is cut short or damaged: {error}; get the file again"
-        ) from None
+        raise AdviceError(f"the GGUF file {str(path)!r} is cut short or damaged: {error}; get the file again") from None
 
 
-def scan(cursor: Cursor) -> dict[bytes, int | float | bytes | List]:
+def scan(cursor: Cursor) -> Metadata:
     """The metadata, all of it but texts in lists; raises Broken where the header is not as it should be."""
     version = cursor.number("I")
     if version not in VERSIONS:
@@ -176,16 +238,17 @@ def code_of(kind: int | float) -> str:
 def scan_tensors(cursor: Cursor, count: int, alignment: int) -> None:
     """Read over the places of tensors; raises Broken where one lies outside of the file, or is larger than its rest."""
     names: set[bytes] = set()
-    ends: list[tuple[bytes, int, int]] = []
+    ends: list[tuple[bytes, int, int, int]] = []
     for _ in range(count):
         name, sizes, weights = cursor.name(names), int(cursor.number("I")), 1
         if sizes > MAX_SIZES:
             raise Broken(f"a tensor has {sizes} sizes")
         for _ in range(sizes):
             weights *= int(cursor.number("Q"))
-        cursor.number("I")  # the type, of which new ones are invented
-        ends.append((name, int(cursor.number("Q")), weights))
+        ends.append((name, kind := int(cursor.number("I")), int(cursor.number("Q")), weights))
+        cursor.types.add(kind)
     begin = -(-cursor.place // alignment) * alignment
-    for name, place, weights in ends:
-        if place % alignment or weights > MAX_WEIGHTS * max(len(cursor.data) - begin - place, 0):
+    for name, kind, place, weights in ends:
+        block, size = BLOCKS.get(kind, (MAX_WEIGHTS, 1))  # new types are invented
+        if place % alignment or -(-weights // block) * size > max(len(cursor.data) - begin - place, 0):
             raise Broken(f"tensor {name.decode(errors='replace')!r} data is not within the file bounds")

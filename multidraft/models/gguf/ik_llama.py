@@ -11,6 +11,7 @@ Its packages come built, for processors with AVX2. Three things of 0.1.5 have to
 """
 
 import ctypes
+import logging
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +27,13 @@ from multidraft.models.gguf.library import SPECIAL_TOKENS, UNUSED_ATTRIBUTE, Cel
 
 PACKAGE, VERSIONS = "ik-llama-cpp-python", ("0.1.5",)  # the structures of another version may differ
 FAMILIES = ("llama", "qwen2", "qwen3")  # that were tried
+UNREAD_TYPES = range(31, 39), range(40, 133)  # of tensors: TQ1_0, TQ2_0, NVFP4, and those that are new since
+COARSE_TYPE = 23  # IQ4_XS
+COARSE_NOTE = (
+    "ik_llama.cpp computes IQ4_XS ten times as coarsely as llama.cpp: its logits are a tenth off the file's; those of "
+    "--engine llama.cpp and transformers, and of other types, are not"
+)
+NOTES = logging.getLogger("multidraft")
 KIND = "f16"  # of keys and values; others end the process
 MAX_SEQUENCES = 256
 MOST_TOKENS = 31  # of a pass
@@ -163,8 +171,19 @@ def reason_against(path: Path, kind: str, gpu_layers: int | None) -> str | None:
         return f"it keeps keys and values in {KIND}"
     if gpu_layers:
         return "it computes without a GPU"
-    family = header.family(path)
-    return None if family in FAMILIES else f"of the family {family!r}, and it was tried with {', '.join(FAMILIES)}"
+    if unread := sorted(kind for kind in header.types_of(path) if any(kind in span for span in UNREAD_TYPES)):
+        return f"it has weights of type {unread[0]}, over which the library ends the process"
+    if (family := header.family(path)) not in FAMILIES:
+        return f"of the family {family!r}, and it was tried with {', '.join(FAMILIES)}"
+    if COARSE_TYPE in header.types_of(path):
+        note_coarse_type()
+    return None
+
+
+@cache
+def note_coarse_type() -> None:
+    """Say once that a type is read, but not well."""
+    NOTES.warning(COARSE_NOTE)
 
 
 def reason_against_package() -> str | None:

@@ -92,7 +92,12 @@ def converted_by_transformers(path: Path, dtype: torch.dtype) -> tuple["PreTrain
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     causal: Any = AutoModelForCausalLM  # whose type does not say what comes with output_loading_info
-    family, metadata = header.family(path), header.read(path, header.scan)
+    family, metadata = header.family(path), header.header_of(path).metadata
+    if len(files := header.parts(path)) > 1:
+        raise AdviceError(
+            f"{path.name} is one of {len(files)} parts, which transformers does not read; merge them with "
+            f"llama-gguf-split --merge, or {BY_LLAMA_CPP}"
+        )
     check_positions(path.name, header.text(path, f"{family}.rope.scaling.type".encode()))
     NOTES.warning("transformers' own code converts the family %s, which was not tried here with every model", family)
     try:
@@ -135,8 +140,11 @@ def described(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[
     """The configuration of a GGUF file, and its tensors by their names there."""
     package: Any = optional("gguf", "the package gguf", "gguf")
     header.check(path)
+    known = {kind.value for kind in package.GGMLQuantizationType}
+    if unknown := sorted(header.types_of(path) - known):
+        raise AdviceError(f"{path.name} has weights of type {unknown[0]}, which are not known here; {BY_LLAMA_CPP}")
     try:
-        reader = package.GGUFReader(path)
+        reader, *others = map(package.GGUFReader, header.parts(path))
     except (ValueError, IndexError, KeyError, OverflowError, TypeError):
         raise AdviceError(f"{str(path)!r} is no whole GGUF file; get it again") from None
     metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
@@ -144,7 +152,7 @@ def described(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[
     check_positions(path.name, metadata.get(f"{family}.rope.scaling.type"))
     if family not in CONVERTED_FAMILIES:
         raise AdviceError(f"{path.name} is of the family {family!r}, which nothing here converts; {BY_LLAMA_CPP}")
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tensors = {tensor.name: tensor for part in (reader, *others) for tensor in part.tensors}
     settings = {ours: metadata[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in metadata}
     settings = read_fields(FIELDS, settings, f"the metadata of {path.name}", "get the file again")
     settings = {name: value for name, value in settings.items() if value is not None}
