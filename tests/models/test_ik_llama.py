@@ -132,10 +132,8 @@ def test_what_it_does_not_read_is_said_in_one_line(wrong, reason, monkeypatch):
 
     monkeypatch.setattr(choice, "llama_cpp", missing)
     if "gpu_layers" not in wrong:
-        with pytest.raises(
-            AdviceError,
-            match=rf"run pip install it(?:, or read it by --engine transformers)? \(ik_llama\.cpp does not read [^\n]*: {reason}\)$",
-        ):
+        advice = r"run pip install it(?:, or read it by --engine transformers)?"
+        with pytest.raises(AdviceError, match=rf"{advice} \(ik_llama\.cpp does not read [^\n]*: {reason}\)$"):
             library_for(path, None, *arguments)
 
 
