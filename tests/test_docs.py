@@ -95,9 +95,10 @@ def test_snippets_run(snippet, names, monkeypatch):
 
 def test_the_demo_compares_enough_for_a_verdict():
     """Its prompts are there, and its steps suffice if one gives up to 2.4 tokens, more than SmolLM2's do."""
-    limit, tokens = re.search(
-        r"--compare --limit (\d+) --max-new-tokens (\d+)", (ROOT / "Makefile").read_text()
-    ).groups()
+    makefile = (ROOT / "Makefile").read_text()
+    limit, tokens = re.search(r"--compare --limit (\d+) --max-new-tokens (\d+)", makefile).groups()
+    compared = re.search(r"^CHATS = (.*)$", makefile, re.M)[1]
+    assert "--engine" not in compared, "its numbers are those of the engine that a plain command takes"
     assert int(limit) >= report.MIN_PROMPTS
     assert int(limit) * int(tokens) >= 2.4 * report.MIN_STEPS
     for name in ("demo_chats.jsonl", "demo_prompts.jsonl"):

@@ -61,7 +61,7 @@ def picture(pieces: dict[int, str], record: dict[str, Any], before: str) -> byte
         raise AdviceError(f"a tree of {len(record['nodes'])} nodes is no picture; draw a step of at most {MAX_BOXES}")
     root = boxes(pieces, record)
     bottom = place(root, levels(root), 0, 2.5 * MARGIN)
-    return drawn(root, shortened(before, 60), bottom)
+    return drawn(root, shortened(before.split("\n")[-1], 60), bottom)
 
 
 def boxes(pieces: dict[int, str], record: dict[str, Any]) -> Box:
@@ -115,7 +115,8 @@ def drawn(root: Box, before: str, bottom: float) -> bytes:
     legend = [*LEGEND.items(), ("", NUMBERS)]
     kinds = {box.kind for box in all_boxes}
     legend = [(kind, text) for kind, text in legend if kind in {*kinds, ""}]
-    width = max(*(box.left + box.width for box in all_boxes), 420.0) + MARGIN
+    texts = [before, NUMBERS, *LEGEND.values()]
+    width = max(*(box.left + box.width for box in all_boxes), 2 * MARGIN + CHARACTER * max(map(len, texts))) + MARGIN
     height = below + 20 * len(legend) + MARGIN / 2
     size: dict[str, Any] = dict(viewBox=f"0 0 {width:.0f} {height:.0f}", width=f"{width:.0f}", height=f"{height:.0f}")
     svg = element(None, "svg", xmlns="http://www.w3.org/2000/svg", **size, font_family=FONT)
