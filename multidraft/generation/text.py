@@ -16,6 +16,7 @@ Message = dict[str, Any]
 Tag = TypeVar("Tag")
 MAX_TEMPLATE_CHARACTERS = 1 << 22  # of a conversation that a template has rendered
 REPLACEMENT = "\ufffd"  # decoded from an incomplete character; a character may span several tokens
+MAX_WAITS = 64  # tokens after which what is held back is no character: a model may write bytes for ever
 CONTEXT_TOKENS = 8  # before a text, for its first space and character
 ANCHOR = "a"  # a text before a token
 BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
@@ -167,7 +168,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", context: Sequence[int], skip_special: bool = True):
         self.tokenizer, self.tokens, self.skip_special = tokenizer, list(context[-CONTEXT_TOKENS:]), skip_special
         self.text = self.decode()
-        self.num_shown = len(self.text)
+        self.num_shown, self.num_waits = len(self.text), 0  # characters; tokens since something is held back
 
     def decode(self) -> str:
         """The text of the tokens that are kept."""
@@ -175,16 +176,28 @@ class IncrementalDetokenizer:
 
     def add(self, token: int) -> str:
         """Add a token; returns the text that it completes."""
-        num_known, nothing_held = len(self.tokens), self.num_shown == len(self.text)
+        num_known, before = len(self.tokens), self.text
+        nothing_held = self.num_shown == len(before)
         self.tokens.append(token)
         self.text = self.decode()
+        if nothing_held and self.text == before and (before or decode(self.tokenizer, [token])):
+            del self.tokens[-1]  # a special token, which is not shown
+            return ""
         num_complete = len(self.text.rstrip(REPLACEMENT))  # sentencepiece has one for each byte
         piece, self.num_shown = self.text[self.num_shown : num_complete], max(self.num_shown, num_complete)
         if piece and nothing_held and self.num_shown == len(self.text) and num_known > CONTEXT_TOKENS:
-            self.tokens = self.tokens[num_known:]  # the text of those before is final, and this one has some
-            self.text = self.decode()
-            self.num_shown = len(self.text)
+            self.keep(self.tokens[num_known:])  # the text of those before is final, and this one has some
+        self.num_waits = 0 if self.num_shown == len(self.text) else self.num_waits + 1
+        if self.num_waits > MAX_WAITS:
+            piece += self.close()
+            self.keep(self.tokens[-1:])
         return piece
+
+    def keep(self, tokens: list[int]) -> None:
+        """Go on with these tokens, whose text is shown."""
+        self.tokens, self.num_waits = tokens, 0
+        self.text = self.decode()
+        self.num_shown = len(self.text)
 
     def close(self) -> str:
         """The text that is held back, in which an incomplete character is U+FFFD."""

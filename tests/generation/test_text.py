@@ -3,11 +3,12 @@
 import pytest
 import torch
 from serving import letters
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from multidraft.errors import AdviceError
-from multidraft.generation.text import IncrementalDetokenizer, StopSearch, TextReader, encode_messages
+from multidraft.generation import text as texts
+from multidraft.generation.text import IncrementalDetokenizer, StopSearch, TextReader, closing_token, encode_messages
 from multidraft.zoo import load_pair
 
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -110,3 +111,45 @@ def test_a_first_space_stays_behind_a_token_that_shows_nothing():
     tokens = [260] * 10 + [tokenizer.eos_token_id, 258, 258]
     reader = IncrementalDetokenizer(tokenizer, [260])
     assert "".join(reader.add(token) for token in tokens) == "a" * 10 + " the the"
+
+
+@pytest.mark.parametrize("kind", ["special", "half", "byte", "space", "word"])
+def test_little_is_decoded_for_each_token_whatever_a_model_writes(kind, monkeypatch):
+    """Else a long text of tokens that show nothing, or of halves of characters, takes quadratic time."""
+    tokenizer = llama_like()
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    token = {"special": tokenizer.eos_token_id, "half": 1 + 0xC3, "byte": 1 + 0x41, "space": 257, "word": 258}[kind]
+    sizes, plainly = list[int](), texts.decode
+    monkeypatch.setattr(texts, "decode", lambda *a: sizes.append(len(a[1])) or plainly(*a))
+    reader = TextReader(tokenizer, [258] * 20, ["zzz"])
+    shown = [piece for _ in range(500) for _, piece in reader.add(token, "")] + [piece for _, piece in reader.close()]
+    assert max(sizes) < 100
+    assert "".join(shown) == {"special": "", "half": "\ufffd", "byte": "A", "space": " ", "word": " the"}[kind] * 500
+
+
+EOS = "</s>"
+CLOSINGS = {  # templates, and the token behind an answer
+    "none behind the last answer": ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if not loop.last %}"
+                                    "<|end|>{% endif %}{% endfor %}", "<|end|>"),
+    "only the next turn's begin": ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}", "<|user|>"),
+    "another one behind earlier answers": ("{% for m in messages %}{{ m.content }}{{ '<|return|>' if loop.last else "
+                                           "'<|end|>' }}{% endfor %}", "<|return|>"),
+    "space, then the end": ("{% for m in messages %}{{ m.content }} \n</s>{% endfor %}", EOS),
+    "added, and not special": ("{% for m in messages %}{{ m.content }}\n\n<|im_end|>{% endfor %}", "<|im_end|>"),
+    "text alone": ("{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n\n{% endfor %}", None),
+    "answers are not rendered": ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}</s>{% endif %}"
+                                 "{% endfor %}", None),
+    "roles that alternate": ("{% if messages | length != 2 %}{{ raise_exception('no') }}{% endif %}x</s>"
+                             "{{ messages[1].content }}{{ eos_token }}", EOS),
+    "no conversation at all": ("{{ raise_exception('no') }}", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CLOSINGS)
+def test_the_token_behind_an_answer_is_the_template_s(kind):
+    tokenizer = llama_like()
+    tokenizer.add_special_tokens({"eos_token": EOS, "additional_special_tokens": ["<|end|>", "<|user|>", "<|return|>"]})
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<|im_end|>", "\n\n")])
+    tokenizer.chat_template, closing = CLOSINGS[kind]
+    token = closing_token(tokenizer)
+    assert (None if token is None else tokenizer.convert_ids_to_tokens(token)) == closing

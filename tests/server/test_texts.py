@@ -150,6 +150,14 @@ def test_a_text_has_one_bos(world, monkeypatch):
     plain = tokenizer("abc", add_special_tokens=False)["input_ids"]
     for special, before in (True, [tokenizer.bos_token_id] if bos else []), (False, []):
         assert post(world, "/tokenize", prompt="abc", add_special_tokens=special)["tokens"] == [*before, *plain]
+    with_special = post(world, "/tokenize", messages=MESSAGES, add_special_tokens=True)["tokens"]
+    assert with_special == prompt  # each template here writes the BOS that its tokenizer adds
+    tokenizer.chat_template = world.family.template.replace("{{ bos_token }}", "")
+    for special in True, False:
+        body = {"messages": MESSAGES, "max_tokens": 1, "add_special_tokens": special}
+        count = post(world, "/v1/chat/completions", **body)["usage"]["prompt_tokens"]
+        assert count == len(prompt) - (bos is not None and not special)
+    tokenizer.chat_template = world.family.template
     heard = list[list[int]]()
     plainly = md.generate
     monkeypatch.setattr(md, "generate", lambda *a, **k: heard.append(a[2][0]) or plainly(*a, **k))
