@@ -1,5 +1,6 @@
 """The embedded pair as GGUF files: the same tokens as llama.cpp's own, the target's law, and every way in."""
 
+import copy
 import json
 import math
 from collections import Counter
@@ -16,6 +17,7 @@ from serving import served, service
 import multidraft as md
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.errors import AdviceError
+from multidraft.generation.text import closing_token, text_ends
 from multidraft.models.ensemble import Mixture, SideBySide
 from multidraft.models.gguf import file, memory
 from multidraft.models.gguf.file import LlamaTokenizer
@@ -37,6 +39,16 @@ def decoded(*models: md.GGUF | None, **settings) -> list[list[int]]:
     prompts = [pair()[2](text)["input_ids"] for text in (TEXT, "It was")]
     tokens, _ = md.generate(*models, prompts, eos_token_id=[], max_new_tokens=24, **settings)
     return [row.tolist() for row in tokens]
+
+
+def test_a_chat_ends_with_the_closing_token_of_the_template():
+    """SmolLM2's first command, which takes this tokenizer, once ended in an error of transformers' base class."""
+    target, _, tokenizer = pair()
+    tokenizer = copy.copy(tokenizer)
+    end = tokenizer.eos_token
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}" + end + "{% endfor %}"
+    assert closing_token(tokenizer) == tokenizer.eos_token_id
+    assert tokenizer.eos_token_id in text_ends(target, tokenizer, True)
 
 
 def test_the_tokenizer_is_that_of_the_folder():

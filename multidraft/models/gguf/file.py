@@ -162,6 +162,11 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
         return self.weights.vocabulary
 
     @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """None: the library knows which tokens are no text, and leaves them out of it where that is asked for."""
+        return {}
+
+    @property
     def vocab_size(self) -> int:
         """All tokens."""
         return self.weights.vocabulary
