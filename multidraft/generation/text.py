@@ -137,6 +137,7 @@ def decode(tokenizer: "PreTrainedTokenizerBase", tokens: list[int], skip_special
     )
 
 
+@lru_cache(1 << 16)
 def token_text(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
     """The text of a token behind others, where it keeps its first space."""
     before = tokens_of(tokenizer, ANCHOR, False)
