@@ -33,7 +33,8 @@ def library_for(path: Path, name: str | None = None, kind: str = "f16", gpu_laye
     try:
         return llama_cpp()
     except MissingExtra as error:
-        slower = ", or read it by --engine transformers" if header.family(path) in TRANSFORMERS_FAMILIES else ""
+        is_read = header.family(path) in (*CONVERTED_FAMILIES, *TRANSFORMERS_FAMILIES)
+        slower = ", or read it by --engine transformers" if is_read else ""
         raise MissingExtra(f"{error}{slower} ({IK_LLAMA_CPP} does not read {path.name}: {reason})") from error
 
 
