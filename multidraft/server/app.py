@@ -179,8 +179,9 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, body: GenerationBody, response_type: type[Completion]) -> Response:
         check_name(service, body.model)
         engine_requests = await service.in_worker(service.make_requests, body)
+        ignored = await service.in_worker(body.ignored, service.template)
         answers = response_type(service, body, engine_requests, request.scope.get("request_id", ""))
-        return with_ignored(await reply(request, answers), body.ignored(service.template))
+        return with_ignored(await reply(request, answers), ignored)
 
     add_post_route(app, service, "/v1/completions", CompletionBody, partial(answer, response_type=Completion))
     add_post_route(app, service, "/v1/chat/completions", ChatBody, partial(answer, response_type=Chat))
@@ -189,8 +190,9 @@ def add_answers(app: FastAPI, service: Service) -> None:
         check_name(service, body.model)
         chat = await service.in_worker(body.as_chat)
         engine_requests = await service.in_worker(service.make_requests, chat)
+        ignored = await service.in_worker(body.ignored, service.template)
         answers = Responses(service, chat, engine_requests, request.scope.get("request_id", ""), body)
-        return with_ignored(await reply(request, answers), body.ignored(service.template))
+        return with_ignored(await reply(request, answers), ignored)
 
     add_post_route(app, service, "/v1/responses", ResponsesBody, respond)
 
