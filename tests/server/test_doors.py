@@ -16,12 +16,14 @@ from typing import Any
 
 import httpx2
 import pytest
+import torch
 from serving import GOOD, MAX_WAIT_SECONDS, check_refused, served, serving, toy, until
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import multidraft.cli.serve as command
 from multidraft.cli.main import app
+from multidraft.cli.replicas import Serving
 from multidraft.errors import AdviceError
 from multidraft.server import Limits, process
 from multidraft.server.app import build
@@ -141,6 +143,30 @@ def test_every_option_changes_what_is_served(names, tmp_path, monkeypatch):
         assert found[field] == (str(template) if expected == "TEMPLATE" else expected)
         assert CliRunner().invoke(app, ["serve"]).exit_code == 0
         assert found.get(field) != expected or field in ("ray", "replicas", "most_replicas")
+
+
+def test_settings_arrive_where_they_act():
+    """Of a server of the embedded pair; what the limits then refuse is tested with them."""
+    threads = torch.get_num_threads()
+    settings: dict[str, Any] = dict(scheme="iid:lorenz", tree="2x1", walk="commit", template="{{ 1 }}", api_key=KEY)
+    settings |= {"allowed_origins": ("*",), "names": ("a", "b"), "threads": threads + 1}
+    limits = Limits(rows=3, context=77, tokens_in_cache=99, queue=5, prefill=9, request=8, drain=4)
+    try:
+        service = Serving("embedded", "embedded", limits=limits, **settings).service()
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
+    engine, config = service.engine, service.engine.config
+    assert (config.scheme.name, config.policy.shape.name, config.walk) == ("iid:lorenz", "2x1", "commit")
+    assert (service.template, service.api_key, service.names, service.allowed_origins) == (
+        "{{ 1 }}",
+        KEY,
+        ["a", "b"],
+        ("*",),
+    )
+    assert (engine.batch.max_num_seqs, engine.batch.max_tokens, service.context) == (3, 99, 77)
+    assert service.limits == engine.limits == limits
+    assert Serving("embedded", "none").service().engine.draft is None
 
 
 def test_the_table_of_options_is_complete():
