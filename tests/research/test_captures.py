@@ -17,7 +17,7 @@ from commands import ends_with_advice
 from commands import run as command
 from deadly import Deadly
 from multidraft_research.captures import work
-from multidraft_research.captures.capturing import Manner, capture, largest
+from multidraft_research.captures.capturing import Manner, capture, capture_prompt, largest
 from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.work import Capturing, Passage, check_room
@@ -248,3 +248,14 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> N
     for address, advice in (("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")):
         ends_with_advice(command(*words, address), advice)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("manner", [Manner(new_tokens=30), Manner(new_tokens=30, score=True)])
+def test_a_capture_ends_at_the_smaller_context_of_both_models(manner):
+    """A draft model of 20 positions has nothing to say behind them; it failed with an index out of range."""
+    target, draft = tiny_model("llama"), tiny_model("gpt2", n_positions=20)
+    shard = capture_prompt(target, draft, list(range(15)), 0, manner)
+    assert len(shard.tokens) == (14 if manner.score else 5)
+    if not manner.score:
+        with pytest.raises(AdviceError, match="prompt 0 has 20 tokens, and the smaller context is 20; shorten it"):
+            capture_prompt(target, draft, list(range(20)), 0, manner)

@@ -1,5 +1,6 @@
 """Record a pair of models: the target continues each prompt, and both models say what they expected there."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -11,7 +12,9 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from multidraft.errors import AdviceError
 from multidraft.generation.generate import generate
+from multidraft.generation.inputs import context_of
 from multidraft.io import files as outputs
 from multidraft.models.compat import home, vocabulary_of
 from multidraft_research.captures.folder import Entry
@@ -46,10 +49,14 @@ def capture_prompt(
     target: PreTrainedModel, draft: PreTrainedModel, prompt: list[int], index: int, manner: Manner
 ) -> Shard:
     """The same for one prompt, whose random numbers depend on its place alone."""
-    read, following = prompt[:1], prompt[1 : 1 + manner.new_tokens]
+    context = min((size for size in map(context_of, (target, draft)) if size is not None), default=math.inf)
+    room = min(manner.new_tokens, context - (1 if manner.score else len(prompt)))  # both read all of it
+    if room < 1:
+        raise AdviceError(f"prompt {index} has {len(prompt)} tokens, and the smaller context is {context}; shorten it")
+    read, following = prompt[:1], prompt[1 : 1 + int(room)]
     if not manner.score:
         generator = torch.Generator().manual_seed(manner.seed + index)
-        settings = dict(max_new_tokens=manner.new_tokens, temperature=manner.temperature, measure=False)
+        settings = dict(max_new_tokens=int(room), temperature=manner.temperature, measure=False)
         tokens, _ = generate(target, None, [prompt], generator=generator, **settings)
         read, following = prompt, tokens[0].tolist()
     ours, theirs = (logits_at(model, read, following) for model in (target, draft))
