@@ -7,6 +7,7 @@ header `x-ignored-fields` says; so are fields that nobody knows. docs/serving.md
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 from multidraft.errors import AdviceError
 
@@ -242,8 +243,12 @@ def asks_for_nothing(name: str, value: Any, given: Mapping[str, Any]) -> bool:
 
 
 def header_of(names: list[str]) -> str:
-    """The names as the value of a header, in which any text may stand."""
-    shown = [ascii(name)[1:-1].replace(",", " ")[:MAX_NAME_CHARACTERS] for name in names[:MAX_HEADER_NAMES]]
+    """The names as the value of a header; what may not stand there is encoded as in an address.
+
+    >>> header_of(["user", "a,b", "", "é"])
+    'user, a%2Cb, "", %C3%A9'
+    """
+    shown = [quote(name[:MAX_NAME_CHARACTERS], errors="replace") or '""' for name in names[:MAX_HEADER_NAMES]]
     return ", ".join(shown + ["..."] * (len(names) > MAX_HEADER_NAMES))
 
 
