@@ -197,11 +197,13 @@ def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     note_short_context([prompt], pair, job.settings["max_new_tokens"])
     texts = Texts(pair.tokenizer, [prompt], job.stops, show=True, headings=False)
     try:
-        info = decode(pair, job, texts)[1]
-    except KeyboardInterrupt:
-        return texts.full_texts[0], "stopped"
+        info, end = decode(pair, job, texts)[1], ""
+    except KeyboardInterrupt as interrupt:
+        if (info := vars(interrupt).get("info")) is None:
+            return texts.full_texts[0], "stopped"
+        end = ", stopped"
     pace = f"{info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"
-    return texts.full_texts[0], f"{info.tokens} tokens, {pace}"
+    return texts.full_texts[0], f"{info.tokens} tokens, {pace}{end}"
 
 
 def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, output: Output) -> None:
@@ -222,7 +224,7 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
                     decode_each_way(pair, short, Texts(pair.tokenizer, batch, job.stops), output)
                 texts = Texts(pair.tokenizer, batch, job.stops, show_texts)
                 report.add(batch, *decode_each_way(pair, job, texts, output))
-                if report.info.measured >= MEASURED_AT_FIRST:
+                if report.info.measured >= MEASURED_AT_FIRST and not report.info.is_measured_cheaply:
                     job = replace(job, settings=job.settings | {"measure": MEASURED_EVERY_STEPS})
                 texts = Texts(pair.tokenizer, [], job.stops)
                 bar.update(len(batch))

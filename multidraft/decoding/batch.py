@@ -225,8 +225,9 @@ class Batch:
 
     def step_rows(self, state: State, requests: list[Request]) -> tuple[State, StepRecord]:
         """One step of these requests."""
-        is_measured = self.info.measured >= self.config.measure_first
-        state, record = step(state, self.config if is_measured else self.measuring_config)
+        first = self.config.measure_first
+        measures = bool(first) and (self.info.measured < first or self.info.is_measured_cheaply)
+        state, record = step(state, self.measuring_config if measures else self.config)
         self.info.add(record)
         self.on_record(record, requests)
         for row, request in enumerate(requests):

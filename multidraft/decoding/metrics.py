@@ -12,6 +12,7 @@ from itertools import accumulate, zip_longest
 from multidraft.decoding.record import STEP_PARTS, Logprob, StepRecord, acceptance_of
 from multidraft.sampling.gate import RowFault
 
+CHEAP_SHARE = 0.01  # of the time
 NO_TREE = "none"  # the name of a tree without drafts
 TIMED_PARTS = (*STEP_PARTS, "rest")
 
@@ -199,6 +200,11 @@ class Info:
     def decoding_seconds(self) -> float:
         """Wall-clock time without what comparing acceptance with the optimum took."""
         return self.total_seconds - self.seconds["measure"]
+
+    @property
+    def is_measured_cheaply(self) -> bool:
+        """Whether comparing acceptance with the optimum takes next to no time, as for drafts that are looked up."""
+        return self.seconds["measure"] <= CHEAP_SHARE * self.total_seconds
 
     @property
     def tokens_per_second(self) -> float:

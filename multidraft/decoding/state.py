@@ -35,7 +35,7 @@ class DecodeConfig:
     measure: int = MEASURED_EVERY_STEPS  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
-    measure_first: int = 0  # measure in every step until it was done so often, unless never
+    measure_first: int = 0  # measure every step until it was done so often, and while that is cheap; unless 0, or never
 
     def __post_init__(self) -> None:
         for count in self.policy.draft_counts:

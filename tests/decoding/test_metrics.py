@@ -10,13 +10,16 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_state
+from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import Plan, StaticTree
 from multidraft.decoding.record import Emitted, StepRecord
+from multidraft.decoding.request import Request
 from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, DecodeConfig, Scored
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
 
 SIZE = 5
 
@@ -255,6 +258,12 @@ def test_by_default_thirty_steps_are_compared_with_the_optimum_then_few_and_ever
     steps_left = info.row_passes - MEASURED_AT_FIRST
     assert steps_left > 2 * MEASURED_EVERY_STEPS
     assert info.measured - MEASURED_AT_FIRST == pytest.approx(steps_left / MEASURED_EVERY_STEPS, abs=1)
+    cheap = Batch(*models, DecodeConfig(md.scheme("iid:lorenz"), StaticTree(Tree.parse("1")), measure_first=1))
+    cheap.info.seconds["target"] = 1e6  # against which measuring takes no time
+    cheap.add([Request([0], 50, Sampling(temperature=1.0), generator=torch.Generator().manual_seed(0))])
+    while cheap.requests:
+        cheap.step()
+    assert cheap.info.measured == cheap.info.draft_steps > MEASURED_EVERY_STEPS
     _, sparse = md.generate(*models, [[0]], tree="2x1", max_new_tokens=60, measure=MEASURED_EVERY_STEPS)
     assert sparse.measured <= sparse.row_passes / MEASURED_EVERY_STEPS + 1, "a number of steps is taken at its word"
     assert info.seconds["measure"] > 0
