@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from multidraft import machine
 from multidraft.cli import options as o
@@ -16,6 +16,9 @@ from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.sampling.fields import Setting
 from multidraft.sampling.params import DEFAULT_NEW_TOKENS, RECOMMENDED, SETTINGS, SamplingParams
+
+if TYPE_CHECKING:
+    from multidraft.decoding.metrics import Info
 
 JSONL_HELP = (
     "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
@@ -196,12 +199,13 @@ def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     """Print an answer in a conversation as it comes; return its text and a summary."""
     note_short_context([prompt], pair, job.settings["max_new_tokens"])
     texts = Texts(pair.tokenizer, [prompt], job.stops, show=True, headings=False)
+    end = ""
     try:
-        info, end = decode(pair, job, texts)[1], ""
+        info: Info | None = decode(pair, job, texts)[1]
     except KeyboardInterrupt as interrupt:
-        if (info := vars(interrupt).get("info")) is None:
-            return texts.full_texts[0], "stopped"
-        end = ", stopped"
+        info, end = vars(interrupt).get("info"), ", stopped"
+    if info is None:
+        return texts.full_texts[0], "stopped"
     pace = f"{info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"
     return texts.full_texts[0], f"{info.tokens} tokens, {pace}{end}"
 
