@@ -265,7 +265,6 @@ def widened(draft: Any, vocabulary: int) -> Any:
     import copy
 
     import torch
-    from transformers.modeling_outputs import CausalLMOutputWithPast
 
     ids = getattr(draft.config, "target_ids", None)
     if ids is None:
@@ -278,7 +277,8 @@ def widened(draft: Any, vocabulary: int) -> Any:
             output = super().forward(input_ids=places[input_ids], **others)
             logits = output.logits.new_full((*output.logits.shape[:2], vocabulary), -float("inf"))
             logits[..., ids] = output.logits[..., :count]
-            return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+            output.logits = logits
+            return output
 
     wide = copy.copy(draft)
     wide.__class__, wide.config = Widened, copy.deepcopy(draft.config)

@@ -360,10 +360,10 @@ def check_prepared(prepared: Mapping[str, Any], mask: Bool[Tensor, "batch length
     for name, value in prepared.items():
         if value is None or value is False or name in IGNORED_MODEL_INPUTS:
             continue
-        if name == "past_key_values" and value.get_seq_length() == 0:
+        if name in compat.MEMORIES and value.get_seq_length() == 0:
             continue
         if name == "position_ids" and torch.equal(positions, value.expand_as(mask)[mask]):
             continue
-        if name == "past_key_values":
-            raise AdviceError("past_key_values hold a beginning that trees cannot go on from; pass the whole prompt")
+        if name in compat.MEMORIES:
+            raise AdviceError(f"{name} hold a beginning that trees cannot go on from; pass the whole prompt")
         raise AdviceError(f"{name} is not supported by multi-draft decoding; pass input_ids and attention_mask only")

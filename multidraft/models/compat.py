@@ -24,7 +24,11 @@ from multidraft.models.base import Vocabulary
 
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED_KINDS = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
-MEMORIES = ("past_key_values", "cache_params")  # what models call that which they remember
+MEMORIES = (
+    "past_key_values",
+    "cache_params",
+    "cache",
+)  # what models call that which they remember: from 5.24 on the last
 CONTINUING_FAMILIES = (  # with a recurrent state, from which several tokens can be read at once; others one by one
     "bamba falcon_h1 granitemoehybrid lfm2 mamba2 nemotron_h olmo_hybrid qwen3_5 qwen3_5_text qwen3_next"
 ).split()
@@ -136,8 +140,16 @@ def continues(model: PreTrainedModel) -> bool:
 
 
 def called(model: PreTrainedModel) -> Collection[str]:
-    """What its forward pass may be called with."""
-    return inspect.signature(model.forward).parameters
+    """What its forward pass may be called with; a forward of its own may hand on all that its class's takes."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {*parameters, *inspect.signature(type(model).forward).parameters}
+    return parameters
+
+
+def memory_name(model: PreTrainedModel) -> str:
+    """What a model calls that which it remembers."""
+    return next(name for name in MEMORIES if name in called(model))
 
 
 def check_supported(model: PreTrainedModel) -> None:

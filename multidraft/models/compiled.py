@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
+from multidraft.models.compat import memory_name
 from multidraft.models.kv_cache import Storage, TreeCache
 from multidraft.models.weights import ModelMark
 
@@ -90,17 +91,23 @@ class FixedLayer(DynamicLayer):
 
 
 def step(
-    model: PreTrainedModel, tokens: Tokens, positions: Tokens, masks: Masks, slots: Int[Tensor, " new"], *memory: Tensor
+    model: PreTrainedModel,
+    memory: str,
+    tokens: Tokens,
+    positions: Tokens,
+    masks: Masks,
+    slots: Int[Tensor, " new"],
+    *buffers: Tensor,
 ) -> Float[Tensor, "rows new vocabulary"]:
     """A function of tensors alone: the logits; keys and values are written into the memory."""
     mask = next(iter(masks.values()))
-    pairs = zip(memory[::2], memory[1::2], strict=True)
+    pairs = zip(buffers[::2], buffers[1::2], strict=True)
     output = model(
         input_ids=tokens,
         position_ids=positions,
         attention_mask=masks if len(masks) > 1 else mask,
-        past_key_values=Cache(layers=[FixedLayer(*pair, slots, mask.shape[3]) for pair in pairs]),
         use_cache=True,
+        **{memory: Cache(layers=[FixedLayer(*pair, slots, mask.shape[3]) for pair in pairs])},
     )
     return output.logits
 
@@ -247,7 +254,7 @@ class CompiledSteps:
         (rows, new), pool = tokens.shape, cache.storage
         if not (self.works and isinstance(pool, BufferPool) and new <= MAX_STEP_TOKENS):
             return None
-        first, compiled = cache.base + cache.width - new, partial(self.compiled, model)
+        first, compiled = cache.base + cache.width - new, partial(self.compiled, model, memory_name(model))
         size = (bucket(rows), bucket(new), bucket(first + bucket(new), MIN_SLOTS))
         try:
             captured_step = pool.captured_step(size, cache, masks, self.dtype, compiled)
@@ -276,7 +283,7 @@ class CompiledSteps:
         sizes = list(dict.fromkeys(product(rows, tokens, slots)))
         for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
             try:
-                pool.captured_step(size, cache, kinds, self.dtype, partial(self.compiled, model))
+                pool.captured_step(size, cache, kinds, self.dtype, partial(self.compiled, model, memory_name(model)))
             except Exception as error:
                 return self.give_up(error)
 

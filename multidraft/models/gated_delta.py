@@ -209,12 +209,11 @@ class TreeNet(nn.Module):
         super().__init__()
         self.net: Any = net
 
-    def forward(self, hidden_states: Tensor, cache_params: Any, **others: Any) -> Tensor:
-        layer, forward = cache_params.layers[self.net.layer_idx], forward_of(type(self.net))
+    def forward(self, hidden_states: Tensor, cache_params: Any = None, cache: Any = None, **others: Any) -> Tensor:
+        memory = cache_params if cache is None else cache  # its name since transformers 5.24
+        layer, forward = memory.layers[self.net.layer_idx], forward_of(type(self.net))
         replaced = {"causal_conv1d_fn": layer.convolve, "torch_chunk_gated_delta_rule": layer.rule}
-        return FunctionType(forward.__code__, forward.__globals__ | replaced)(
-            self.net, hidden_states, cache_params, None
-        )
+        return FunctionType(forward.__code__, forward.__globals__ | replaced)(self.net, hidden_states, memory, None)
 
 
 def forward_of(kind: type[nn.Module]) -> Any:

@@ -86,6 +86,7 @@ class CausalLM(Reader):
         self.cache = TreeCache(
             config.num_hidden_layers, min(capacity, MAX_PROMPT_SLOTS) if self.steps else capacity, nets
         )
+        self.memory_name = compat.memory_name(model)
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.called(model) else {}
 
     def new(self, capacity: int) -> "CausalLM":
@@ -135,8 +136,8 @@ class CausalLM(Reader):
             input_ids=tokens,
             position_ids=positions,
             attention_mask=seen if len(seen) > 1 else next(iter(seen.values())),  # one where all layers are alike
-            past_key_values=self.cache.cache,
             use_cache=True,
+            **{self.memory_name: self.cache.cache},
             **({} if everything else self.last_logits),
             # Layers that are not listed are None, or there too.
             **({"output_hidden_states": list(self.output_layers)} if self.output_layers else {}),

@@ -54,7 +54,7 @@ class Paths(Reader):
         self.source, self.device, self.tokens = model, compat.home(model), compat.vocabulary_of(model)
         self.vocabulary, self.ids, self.undrafted = self.tokens.size, self.tokens.ids, self.tokens.undrafted
         self.context, self.continues = compat.context(compat.text_config(model)), compat.continues(model)
-        self.memory_name = next(name for name in compat.MEMORIES if name in compat.called(model))
+        self.memory_name = compat.memory_name(model)
 
     def new(self, capacity: int) -> "Paths":
         return Paths(self.model)

@@ -26,6 +26,7 @@ from transformers import (
 from transformers.generation import GenerationMixin
 
 import multidraft as md
+from multidraft.models import compat
 from multidraft.sampling import generation_config
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -241,11 +242,11 @@ def test_mistakes_in_the_call():
         continued(draft_modell=1)
     with pytest.raises(md.AdviceError, match=r"call generate\(target, draft, inputs\)"):
         md.generate(tiny_model("llama"), PROMPTS)
-    cache = DynamicCache()
+    cache, name = DynamicCache(), compat.memory_name(tiny_model("llama"))
     with torch.inference_mode():  # another test may have left the model with tensors for inference only
-        tiny_model("llama")(PROMPTS[1:, :2], past_key_values=cache, use_cache=True)
-    with pytest.raises(md.AdviceError, match="past_key_values hold a beginning"):
-        continued(PROMPTS[1:], None, past_key_values=cache)
+        tiny_model("llama")(PROMPTS[1:, :2], use_cache=True, **{name: cache})
+    with pytest.raises(md.AdviceError, match=f"{name} hold a beginning"):
+        continued(PROMPTS[1:], None, **{name: cache})
 
 
 def test_no_parameter_takes_a_setting_away_from_transformers():

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from multidraft.models.compat import home
+from multidraft.models.compat import home, memory_name
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Panel, Study
 
@@ -36,11 +36,11 @@ def seconds(model: PreTrainedModel, prompt: list[int], length: int, batch: int) 
 
 def one_pass(model: PreTrainedModel, read: torch.Tensor, new_ids: torch.Tensor) -> float:
     """Seconds of a pass over `new`, after one over `read` that is not counted."""
-    cache = DynamicCache()
-    model(read, past_key_values=cache, use_cache=True)
+    memory = {memory_name(model): DynamicCache()}
+    model(read, use_cache=True, **memory)
     wait(model)
     start = perf_counter()
-    model(new_ids, past_key_values=cache, use_cache=True)
+    model(new_ids, use_cache=True, **memory)
     wait(model)
     return perf_counter() - start
 
