@@ -1,8 +1,7 @@
 """A verification rule of your own: register it, audit it, decode with it. One rule is right; the other is not."""
 
+import multidraft as md  # isort: skip  # before torch, whose idle threads would spin for long
 import torch
-
-import multidraft as md
 
 
 def right(target, draft, drafted):

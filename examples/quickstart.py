@@ -3,9 +3,9 @@
 python examples/quickstart.py
 """
 
+import multidraft as md  # isort: skip  # before torch, whose idle threads would spin for long
 import torch
 
-import multidraft as md
 from multidraft.zoo import load_pair
 
 # Two models with one tokenizer. This pair comes with the package; any pair from the hub is loaded as usual.
