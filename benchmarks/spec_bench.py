@@ -203,12 +203,14 @@ def plot(path: Path, picture: Path, processor: bool, over: str | None) -> None:
     if not panels:
         raise AdviceError(f"{path} has no runs to draw yet; the command that measures goes on where it was stopped")
     drawn, axes = pictures.figure(len(panels), width=4.0, height=2.2)
+    widest = 1.25 * max(high for bars in panels.values() for *_, high in bars)  # one scale, with room for the numbers
     for axis, (temperature, ratios_of_panel) in zip(axes[0], panels.items(), strict=True):
         labels, means, lows, highs = zip(*ratios_of_panel, strict=True)
         beside = np.array([np.subtract(means, lows), np.subtract(highs, means)])
         axis.barh([name.strip("`") for name in labels], means, xerr=beside, color=pictures.COLOURS[: len(labels)])
-        for at, mean in enumerate(means):
-            axis.text(0.05, at, f"{mean:.2f}", va="center", color="white")
+        for at, (mean, high) in enumerate(zip(means, highs, strict=True)):
+            axis.text(high + 0.02 * widest, at, f"{mean:.2f}", va="center")
+        axis.set_xlim(0, widest)
         axis.invert_yaxis()
         axis.set_title(f"temperature {temperature:g}", fontsize=10)
     base = (over or runs[0]["who"]).strip("`")
