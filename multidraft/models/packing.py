@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import linear, module
 
 from multidraft.machine import available
-from multidraft.models.weights import CHANGES, WeightMark, has_numbers
+from multidraft.models.weights import CHANGES, WeightMark, added_hooks, has_numbers, library_of
 
 MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
 # Packing helps passes of few tokens; oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any.
@@ -133,15 +133,8 @@ def is_transparent(part: nn.Module) -> bool:
 
 
 def has_additions(part: nn.Module) -> bool:
-    """Whether somebody has put a hook, a forward or a compiled call into a module; transformers' hooks only listen."""
-    hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-    added = [hook for hook in hooks if library_of(hook) != "transformers"]
-    return bool(added) or "forward" in vars(part) or part._compiled_call_impl is not None
-
-
-def library_of(thing: object) -> str:
-    """The library in which a class or function was written."""
-    return str(getattr(thing, "__module__", "")).partition(".")[0]
+    """Whether somebody has put a hook, a forward or a compiled call into a module."""
+    return bool(added_hooks(part)) or "forward" in vars(part) or part._compiled_call_impl is not None
 
 
 def can_be_packed(part: nn.Module | None) -> TypeGuard[nn.Linear]:

@@ -79,12 +79,18 @@ def structure_of(model: nn.Module) -> list[Any]:
     return [
         (id(module), type(module), type(module).forward, id(vars(module).get("forward")), CHANGES.get(module, 0))
         for module in model.modules()
-    ] + [
-        (number, id(hook))
-        for module in model.modules()
-        for hooks in (module._forward_pre_hooks, module._forward_hooks)
-        for number, hook in hooks.items()
-    ]
+    ] + [id(hook) for module in model.modules() for hook in added_hooks(module)]
+
+
+def added_hooks(module: nn.Module) -> list[Any]:
+    """The hooks that somebody has put into a module; those of transformers only listen."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return [hook for hook in hooks if library_of(hook) != "transformers"]
+
+
+def library_of(thing: object) -> str:
+    """The library in which a class or function was written."""
+    return str(getattr(thing, "__module__", "")).partition(".")[0]
 
 
 def version_of(weight: Tensor) -> tuple[int, int]:
