@@ -130,11 +130,7 @@ class Batch:
         """Let go of what rows have left whose models have changed since."""
         if self.max_tokens == math.inf or (self.mark and self.mark.agrees()):
             return
-        self.prefixes, self.mark = PrefixCache(), self.mark_models()
-
-    def mark_models(self) -> ModelMark:
-        """What the models are now."""
-        return ModelMark(modules_of(self.target) + modules_of(self.draft))
+        self.prefixes, self.mark = PrefixCache(), ModelMark(modules_of(self.target) + modules_of(self.draft))
 
     def next_group(self, budget: float | int) -> list[Request]:
         """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""
@@ -193,8 +189,6 @@ class Batch:
 
     def answer(self, reading: Reading) -> None:
         """Tell what the target says of prompts, and draw the first new tokens if it says that too."""
-        if self.mark is not None and not self.prompt_tokens:  # the first pass has put hooks of its own into the models
-            self.mark = self.mark_models()
         for request in reading.requests:
             self.prompt_tokens += len(request.prompt)
             self.reused_tokens += reading.reused
