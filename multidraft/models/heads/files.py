@@ -1,6 +1,6 @@
 """The weights of heads: headers are held against what the configuration asks for before any number is read."""
 
-from collections.abc import KeysView
+from collections.abc import Iterable, KeysView
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,13 +43,13 @@ def load_head(folder: Path, model: object) -> Head:
     return head.eval()
 
 
-def count_heads(weights: Weights) -> int:
+def count_heads(names: Iterable[str]) -> int:
     """How many Medusa heads there are weights of: the first published ones have five, and their config.json says two.
 
-    >>> count_heads(dict.fromkeys(["0.0.linear.weight", "0.1.weight", "1.1.weight"], None))
+    >>> count_heads(["0.0.linear.weight", "0.1.weight", "1.1.weight"])
     2
     """
-    numbers = [name.split(".")[0] for name in weights]
+    numbers = [name.split(".")[0] for name in names]
     count = 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
     if count > MAX_MEDUSA:
         raise AdviceError(
