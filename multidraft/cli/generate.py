@@ -246,10 +246,8 @@ def decode_each_way(
     drafted = decode(pair, job, texts)
     if not output.compare:
         return drafted, None, {}
-    plain, seed = (
-        decode(pair, job, Texts(pair.tokenizer, texts.prompts, job.stops), drafts=False),
-        job.seed * SEED_STRIDE,
-    )
+    unseen, seed = Texts(pair.tokenizer, texts.prompts, job.stops), job.seed * SEED_STRIDE
+    plain = drafted if pair.draft is None else decode(pair, job, unseen, drafts=False)
     prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
     settings = job.settings | {"eos_token_id": job.ends(pair)}
     chosen = {name: k for name, k in keywords.items() if output.baselines in (name, ALL_BASELINES)}

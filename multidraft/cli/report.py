@@ -30,6 +30,7 @@ BUSY = "busy"  # in place of a ratio
 BUSY_NOTE = (
     "the machine is busy (its load average exceeds its processors): seconds mean nothing; run it again when it is idle"
 )
+NO_COMPARISON = "there are no drafts (--draft none), so --compare has nothing to compare with plain decoding"
 
 
 class Runs(list[tuple[int, float]]):
@@ -108,11 +109,10 @@ class Report:
             return terminal.print_json(self.as_dict())
         if not self.info.tokens:
             return
-        has_draft = self.settings.get("draft") != NONE
-        columns, rows = ["", "multi-draft" if has_draft else "plain"], [row[:2] for row in self.summary_rows()]
-        if self.plain.tokens:
-            terminal.print_table(["", "tokens per second", "times plain decoding"], self.speed_rows(), numbers=True)
-        if self.plain.tokens and has_draft:
+        columns, rows = ["", "multi-draft" if self.has_draft else "plain"], [row[:2] for row in self.summary_rows()]
+        if self.plain.tokens and len(speed_rows := self.speed_rows()) > 1:
+            terminal.print_table(["", "tokens per second", "times plain decoding"], speed_rows, numbers=True)
+        if self.plain.tokens and self.has_draft:
             columns, rows = [*columns, "plain"], self.summary_rows()
         terminal.print_table(columns, rows, numbers=True)
         if self.was_busy:
@@ -125,8 +125,15 @@ class Report:
         self.was_busy = self.was_busy or is_busy()
 
     @property
+    def has_draft(self) -> bool:
+        """Whether there is a drafter; else all is plain decoding, which runs once."""
+        return self.settings.get("draft") != NONE
+
+    @property
     def advice(self) -> str | None:
         """A line of advice on what was compared; None if there is none, or if the machine was busy."""
+        if self.plain.tokens and not self.has_draft:
+            return NO_COMPARISON
         return None if self.was_busy else hint(self.info, self.plain, str(self.settings["tree"]), self.complete)
 
     def as_dict(self) -> dict[str, object]:
@@ -144,7 +151,8 @@ class Report:
         for name, runs in self.runs.items():
             prefix = "" if name == "drafted" else f"{name}_"
             if name != "plain":
-                ratio = (None, None) if self.was_busy else (runs.over(plain), runs.interval(plain))
+                is_told = not self.was_busy and (self.has_draft or name != "drafted")
+                ratio = (None, None) if not is_told else (runs.over(plain), runs.interval(plain))
                 numbers |= dict(zip((f"{prefix}speedup", f"{prefix}speedup_interval"), ratio, strict=True))
             if prefix:
                 numbers[f"{name}_tokens_per_second"] = runs.rate() if runs else None
@@ -157,7 +165,7 @@ class Report:
         """A row per decoder: its tokens per second, and its speedup over plain decoding with the interval."""
         plain, rows = self.runs["plain"], []
         labels = {"drafted": "multi-draft", "plain": "plain decoding", **BASELINES}
-        if self.settings.get("draft") == NONE:  # the first is plain decoding, too
+        if not self.has_draft:  # the first is plain decoding, too
             del labels["drafted"]
         for name, label in labels.items():
             runs = self.runs[name]

@@ -191,6 +191,18 @@ def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
         assert [label for label in ("assisted generation", "prompt look-up") if label in rows] == labels
 
 
+def test_without_drafts_there_is_one_speed_and_nothing_to_compare(pair, prompts):
+    call = [*ours(pair)[:3], "--draft", "none", "--prompts", prompts, "--max-new-tokens", 6, "--compare", "--limit", 2]
+    result = run(*call, "--baselines", "none")
+    assert len(re.findall("tokens per second", result.stdout)) == 1
+    assert "nothing to compare" in result.stderr
+    assert len(set(re.findall(r"(?:plain decoding|tokens per second)\W+(\d+\.\d)", run(*call).stdout))) == 1
+    report = printed(*call)
+    assert report["tokens_per_second"] == report["plain_tokens_per_second"]
+    assert (report["speedup"], report["speedup_interval"]) == (None, None)
+    assert report["lookup_speedup"] > 0
+
+
 @pytest.mark.parametrize(("tree", "drafts"), [("2x1", True), ("", False)])
 def test_tokens_of_steps_without_drafts_have_no_colour(pair, monkeypatch, tree, drafts):
     shown = list[tuple[str, str]]()

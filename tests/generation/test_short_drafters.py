@@ -116,6 +116,17 @@ def test_python_and_the_server_give_the_whole_answer():
         assert client.get("/v1/models").json()["data"][0]["max_model_len"] == CONTEXT
 
 
+@pytest.mark.parametrize("tree", ["1x6", "2x2x1", "auto"])
+def test_the_report_names_the_trees_that_were_drafted(tree):
+    """Behind the drafter's context there are none, whatever the policy asks for; before it, some."""
+    for prompt, has_drafts in ((PROMPTS[2], False), (PROMPTS[0], True)):
+        _, info = md.generate(TARGET, DRAFTERS["gpt2"](), [prompt], temperature=0, max_new_tokens=NEW, tree=tree)
+        report = info.as_dict()
+        drafted = sum(count for name, count in report["trees"].items() if name != "none")
+        assert (drafted, sum(report["trees"].values())) == (report["num_drafts"], info.row_passes)
+        assert (drafted > 0) == (report["drafted_nodes"] > 0) == has_drafts
+
+
 def test_a_gguf_draft_of_a_short_context():
     target, draft = (GGUF(path) for path in pair_files())
     prompt = list(range(3, 12)) * 3
