@@ -38,10 +38,10 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.judging import MAX_TOKENS, NUM_LOGPROBS, ROUNDING
-from multidraft.judging.answers import judged_logprobs
 from multidraft.judging.asking import Asking, waves
 from multidraft.judging.case import Case
 from multidraft.judging.client import Client
+from multidraft.judging.dialects import judged_logprobs
 from multidraft.judging.judgement import default_prompts
 from multidraft.judging.laws import Settings
 from multidraft.judging.observation import Completion

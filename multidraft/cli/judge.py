@@ -109,7 +109,7 @@ def kind_of(name: str | None) -> Literal["sampled", "temperature", "raw"] | None
 def load_reference(name: str, num_logprobs: int) -> "Reference":
     """A model in this process."""
     from multidraft.cli.models import NONE, load
-    from multidraft.judging.answers import judged_logprobs
+    from multidraft.judging.dialects import judged_logprobs
     from multidraft.judging.reference_model import ModelReference
 
     models = load(name, NONE)

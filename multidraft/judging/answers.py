@@ -7,13 +7,6 @@ from multidraft.errors import AdviceError
 from multidraft.judging.dialects import COMPLETE_MASS, Entry, entries_of
 from multidraft.judging.observation import Ask, Completion
 
-LISTED_PER_JUDGED = 2  # other tokens take some places: tokens of equal texts, and the one that came
-
-
-def judged_logprobs(num_logprobs: int) -> int:
-    """How many of the listed tokens are bins of their own."""
-    return max(num_logprobs // LISTED_PER_JUDGED, 1)
-
 
 def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Completion:
     """The completion that the parts of an answer make; a whole answer is one part."""
@@ -29,8 +22,7 @@ def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Co
         check_listed(entries, num_logprobs, url)
     if any(choice.get("finish_reason") == "stop" for choice in choices):
         check_end(len(entries), parts, url)
-    top = judged_logprobs(num_logprobs)
-    tokens = [entry.token(top, place) for place, chunk in enumerate(chunks) for entry in chunk]
+    tokens = [entry.token(num_logprobs, place) for place, chunk in enumerate(chunks) for entry in chunk]
     prompt_ids = next((choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")), None)
     return Completion(ask, tokens, prompt_ids, sum(not entry.is_listed for entry in entries))
 

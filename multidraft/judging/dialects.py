@@ -11,6 +11,7 @@ from multidraft.judging.laws import Reported
 from multidraft.judging.observation import BROKEN_CHARACTER, Token
 
 COMPLETE_MASS = 0.999  # a list whose probabilities sum to as much leaves out no token that matters
+LISTED_PER_JUDGED = 2  # other tokens take some places: tokens of equal texts, and the one that came
 CERTAINTY_TOLERANCE = 1e-3  # a token whose log-probability is nearer to 0 may be the only one
 
 
@@ -102,11 +103,21 @@ class Entry:
         is_one_text_for_many = any(BROKEN_CHARACTER in text for text in self.listed)
         return len(self.listed) > 1 or self.logprob > -CERTAINTY_TOLERANCE or is_one_text_for_many
 
-    def token(self, top: int, chunk: int = 0) -> Token:
-        """The token with its `top` likeliest."""
-        likeliest = sorted(self.listed.items(), key=lambda pair: (-pair[1], pair[0]))[:top]  # ties: not by what came
+    def token(self, num_logprobs: int, chunk: int = 0) -> Token:
+        """The token with the likeliest of so many, and any part of a character among all of them.
+
+        Which of the parts a mapping from texts shows hangs on what came, and so must not whether the place is judged.
+        """
+        likeliest = sorted(self.listed.items(), key=lambda pair: (-pair[1], pair[0]))  # ties: not by what came
+        top = judged_logprobs(num_logprobs)
+        parts = [pair for pair in likeliest[top:num_logprobs] if BROKEN_CHARACTER in pair[0]]
         logprob = float("-inf") if self.logprob is None else self.logprob
-        return Token(self.text, logprob, tuple(likeliest), chunk, self.id)
+        return Token(self.text, logprob, (*likeliest[:top], *parts), chunk, self.id)
+
+
+def judged_logprobs(num_logprobs: int) -> int:
+    """How many of the listed tokens are bins of their own."""
+    return max(num_logprobs // LISTED_PER_JUDGED, 1)
 
 
 def entries_of(choice: dict[str, Any]) -> Iterator[Entry]:

@@ -113,13 +113,12 @@ def observe(completion: Completion, settings: Settings, tops: list[Any] | None =
     client = None if ask.beside == 1 else ask.client
     laws, places = tops or completion.tokens, places_in_chunks(completion)
     for token, law_at, place in zip(completion.tokens, laws, places, strict=True):
-        judged = token._replace(logprob=law_at.logprob, top=law_at.top)
-        texts = [text for text, _ in judged.top]
+        texts = [text for text, _ in law_at.top]
         is_unique = not any(BROKEN_CHARACTER in text for text in texts)
-        law = law_of(np.array([value for _, value in judged.top]), settings) if is_unique else None
-        if law is not None and not (judged.bin == len(texts) and settings.only_listed):
+        law = law_of(np.array([value for _, value in law_at.top]), settings) if is_unique else None
+        if law is not None and not (law_at.bin == len(texts) and settings.only_listed):
             last = context.pieces[-LAST_TOKENS:]
-            yield Seen(law, judged.bin, context.copied(texts), strata(ask, place), texts, last, place, client)
+            yield Seen(law, law_at.bin, context.copied(texts), strata(ask, place), texts, last, place, client)
         context.add(token.text)
 
 

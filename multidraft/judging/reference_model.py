@@ -102,7 +102,7 @@ class ModelReference(Reference):
         sampling = self.sampling(completion.ask.temperature, settings, len(prompt))
         prefixes = [torch.tensor(prompt + ids[:place]) for place in range(len(ids))] if sampling.looks_back else None
         logs = log_distributions(logits, [sampling] * len(ids), prefixes)
-        has_numbers = completion.tokens[0].text.startswith(ID_PREFIX)
+        has_numbers = all(token.text.startswith(ID_PREFIX) for token in completion.tokens)
         name = (lambda token: f"{ID_PREFIX}{token}") if has_numbers else self.text_of
         return [
             Token(name(token), score.logprob, tuple((name(t), v) for t, v in score.top if v > LOG_ZERO), 0, token)

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from multidraft.errors import AdviceError
-from multidraft.judging.answers import judged_logprobs
 from multidraft.judging.client import Client, sampling_fields
 from multidraft.judging.dialects import Entry, entries_of
 from multidraft.judging.laws import Settings
@@ -40,7 +39,7 @@ class ServerReference(Reference):
         entries = scored(completion, sampling_fields(settings, completion.ask.temperature))
         if [entry.text for entry in entries] != [token.text for token in completion.tokens]:
             return None
-        return [entry.token(judged_logprobs(self.client.num_logprobs)) for entry in entries]
+        return [entry.token(self.client.num_logprobs) for entry in entries]
 
     def by_echo(self, completion: Completion, fields: dict[str, Any]) -> list[Entry]:
         """The tokens before the one that is generated."""

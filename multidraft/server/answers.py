@@ -8,8 +8,8 @@ import json
 import logging
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -60,6 +60,18 @@ class Piece:
 def text_of(pieces: Iterable[Piece]) -> str:
     """The joined text of the pieces."""
     return "".join(piece.text for piece in pieces)
+
+
+def token_names(texts: Mapping[int, str], tops: Collection[int]) -> dict[int, str]:
+    """Tokens' names: their texts, or as in vLLM numbers, of parts of characters and where a likely one has the text.
+
+    Those of the likeliest do not depend on the token that came: who names them by it tells whether it came twice.
+    """
+    counts = Counter(texts[token] for token in tops)
+    return {
+        token: f"token_id:{token}" if REPLACEMENT in text or counts[text] > (token in tops) else text
+        for token, text in texts.items()
+    }
 
 
 class Choice:
@@ -264,23 +276,16 @@ class Completion(Answers):
         lists: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for piece in pieces:
             if piece.token >= 0:
-                value, likeliest = None, None
-                if piece.logprob is not None:
-                    value, tops = self.token_logprobs(piece.logprob)
-                    likeliest = self.by_text({piece.token: value} | dict(tops))
-                entry = self.token_text(piece.token), value, likeliest, choice.text_length
+                value, listed = (None, []) if piece.logprob is None else self.token_logprobs(piece.logprob)
+                tops = dict(listed)
+                texts = {token: self.token_text(token) for token in (piece.token, *tops)}
+                names = token_names(texts, tops)
+                likeliest = {names[token]: number for token, number in ({piece.token: value} | tops).items()}
+                entry = names[piece.token], value, None if value is None else likeliest, choice.text_length
                 for values, part in zip(lists.values(), entry, strict=True):
                     values.append(part)
             choice.text_length += len(piece.text)
         return lists
-
-    def by_text(self, tokens: dict[int, float]) -> dict[str, float]:
-        """Log-probabilities by the texts of tokens; where texts are equal, the later ones are named as in vLLM."""
-        texts: dict[str, float] = {}
-        for token, value in tokens.items():
-            text = self.token_text(token)
-            texts[f"token_id:{token}" if text in texts else text] = value
-        return texts
 
     def draft_tree(self, pieces: list[Piece], step: Step | None) -> Json:
         """The kind of each piece, and the drafted tree: each node with its parent's index."""

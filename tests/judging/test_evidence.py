@@ -1,5 +1,6 @@
 """Bets have a mean of one under the null, by enumeration; strata that may be bet on, and one that may not; power."""
 
+import itertools
 import math
 import random
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 from sampled import DRAFT, LETTERS, completion, mixed, outcomes, plain, speculative, target, texts, typical, write
 
+from multidraft.judging import dialects
+from multidraft.judging.dialects import Entry
 from multidraft.judging.evidence import EVERY, FIRST, LATER, Bets, Evidence
 from multidraft.judging.laws import Settings, law_of
-from multidraft.judging.observation import Ask, Context, Token, observe
+from multidraft.judging.observation import Ask, Completion, Context, Token, observe
 from multidraft.judging.scores import FIXED_NAMES, Seen, fixed_scores
 
 LAST = "last of its chunk"
@@ -150,3 +153,35 @@ def test_the_law_that_is_sampled_from_follows_from_the_listed_one(settings, law)
     assert (computed is None) == (law is None)
     if law is not None:
         assert np.allclose(computed, law)
+
+
+PART = "\ufffd"  # the text of every token that is a part of a character
+LAW = (0.3, 0.25, 0.2, 0.15, 0.06, 0.04)
+
+
+def largest_bias(is_text: bool) -> float:
+    """Of any bin, over all ways in which six tokens are letters or parts: expected hits less the law, exactly.
+
+    The four likeliest and the one that came are listed, by texts or by what is unique.
+    """
+    largest = 0.0
+    for is_part in itertools.product((False, True), repeat=len(LAW)):
+        letter_or_part = [PART if part else "abcdef"[place] for place, part in enumerate(is_part)]
+        names = letter_or_part if is_text else [f"{name}{place}" for place, name in enumerate("abcdef")]
+        bias = np.zeros(3)
+        for drawn, p in enumerate(LAW):
+            listed = {names[place]: math.log(LAW[place]) for place in (0, 1, 2, 3, drawn)}
+            answer = Completion(Ask(0, "", 1), [Entry(names[drawn], math.log(p), listed).token(4)])
+            for seen in observe(answer, Settings()):
+                bias[: len(seen.law)] -= p * seen.law
+                bias[seen.bin] += p
+        largest = max(largest, np.abs(bias).max())
+    return largest
+
+
+def test_parts_of_characters_bias_no_bet(monkeypatch):
+    """Whether a place is judged hangs on what is listed alone; judging by the two likeliest names was a selection."""
+    assert largest_bias(True) < 1e-12
+    monkeypatch.setattr(dialects, "BROKEN_CHARACTER", "no part")
+    assert largest_bias(False) < 1e-12
+    assert largest_bias(True) > 0.01

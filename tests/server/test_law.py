@@ -4,10 +4,11 @@ import math
 from collections import Counter
 
 import pytest
-from serving import complete, letters, served, service
+from serving import complete, letters, served, service, toy
 
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
+from multidraft.server import answers
 from multidraft.server import service as services
 
 SIZE, ANSWERS = 4, 64  # answers of a request
@@ -59,3 +60,29 @@ def test_a_biased_server_is_caught(monkeypatch):
     """It samples at another temperature than the one that it is asked for."""
     monkeypatch.setattr(services, "sampling_of", lambda *_: Sampling(1.6))
     assert distance(0.6, 2, 192) > distance_bound(SIZE**2, 192)
+
+
+def names_by_what_came(client) -> set[int]:
+    """After which tokens the names of the two likeliest are others for another token that comes; all are tried."""
+    changing = set()
+    for last in range(6):
+        prompts = [[last, token] for token in range(6)]
+        answer = complete(client, prompt=prompts, echo=True, logprobs=2, max_tokens=1)
+        lists = [choice["logprobs"] for choice in answer["choices"]]
+        assert all(lists["tokens"][1] in lists["top_logprobs"][1] for lists in lists)
+        tops = [sorted(lists["top_logprobs"][1].items(), key=lambda pair: -pair[1])[:2] for lists in lists]
+        changing |= {last} if len({tuple(top) for top in tops}) > 1 else set()
+    return changing
+
+
+def test_names_of_the_likeliest_do_not_tell_what_came(monkeypatch):
+    """Four of six tokens are parts of characters; where the one that came had the text, the others were renamed."""
+    with served(toy("ab" + "\xe2\xe3\xe4\xe5")) as client:
+        assert not names_by_what_came(client)
+
+        def first_come(texts, tops):
+            taken = {text: token for token, text in reversed(texts.items())}
+            return {token: text if taken[text] == token else f"token_id:{token}" for token, text in texts.items()}
+
+        monkeypatch.setattr(answers, "token_names", first_come)
+        assert names_by_what_came(client)
