@@ -3,6 +3,7 @@
 import inspect
 import math
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from multidraft.machine import is_busy, warn_of_spinning
 from multidraft.models import compat
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import Model
+from multidraft.models.pass_check import depends_on_pass
 from multidraft.sampling import generation_config as configs
 from multidraft.sampling.fields import PromptContext
 from multidraft.sampling.from_processors import before_warpers
@@ -106,6 +108,13 @@ def generate(
     """
     target_model = user_inputs.as_model(target_model, "target")
     draft = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
+    if draft is not None and depends_on_pass(target_model):
+        warnings.warn(
+            "a hook or forward that was put into the target treats tokens differently that are read in one pass (as "
+            "one that writes the last position does), so no tree can be verified: decoding goes on without drafts",
+            stacklevel=2,
+        )
+        draft = None
     user_inputs.check_pieces(target_model, draft)
     options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, SideBySide))
     if options.compile:

@@ -124,8 +124,11 @@ def check_model(model: Any, name: str) -> None:
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
             "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it, or a Reader of your own"
         )
-    if isinstance(model, PreTrainedModel) and model.training:
-        raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")
+    if isinstance(model, PreTrainedModel) and compat.drops_values(model):
+        raise AdviceError(
+            f"the {name} model, or a part of it, is in training mode, which may drop values at random; call "
+            "model.eval()"
+        )
     if (kind := compat.home(model).type) == "mps":
         raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
     if kind == "meta":

@@ -183,8 +183,14 @@ def faults_of(model: PreTrainedModel) -> Iterator[str]:
         yield f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"'
     if model.dtype.itemsize == 1:
         yield f"has weights in {model.dtype}, which nothing multiplies; load it with dtype=torch.bfloat16"
-    if model.training:
+    if drops_values(model):
         yield "is in training mode, where dropout changes its distribution; call model.eval() first"
+
+
+def drops_values(model: PreTrainedModel) -> bool:
+    """Whether it is in training mode, or a part of it is that drops values at random then."""
+    rates = ((part, getattr(part, "p", None) or getattr(part, "attention_dropout", None)) for part in model.modules())
+    return model.training or any(part.training and isinstance(rate, float) and rate > 0 for part, rate in rates)
 
 
 def body(model: PreTrainedModel) -> tuple[str, nn.Module]:

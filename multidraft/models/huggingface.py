@@ -15,10 +15,11 @@ from multidraft.models import compat
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
-from multidraft.models.packing import has_additions, view_of
+from multidraft.models.packing import view_of
 from multidraft.models.reader import NO_HIDDEN_STATES, Lists, Reader, Scored
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
+from multidraft.models.weights import has_additions
 from multidraft.transfer import take, upload
 
 Model = PreTrainedModel | Reader
@@ -143,8 +144,18 @@ class CausalLM(Reader):
             **({"output_hidden_states": list(self.output_layers)} if self.output_layers else {}),
         )
         if self.output_layers:
+            self.check_states(len(output.hidden_states))
             self.pending_states.append(torch.stack([output.hidden_states[layer] for layer in self.output_layers], 2))
         return output.logits
+
+    def check_states(self, count: int) -> None:
+        """Raise where a layer has no hook of transformers' that records its states."""
+        expected = compat.text_config(self.model).num_hidden_layers + 1
+        if count != expected:
+            raise AdviceError(
+                f"the model gives {count} hidden states in place of {expected}: a layer was put in after they were "
+                "first asked for, and transformers records what was there; load the model anew with that layer"
+            )
 
     def use_fixed_buffers(self) -> None:
         """Move into buffers that stay, if steps are compiled and there is memory for them."""

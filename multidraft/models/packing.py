@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import linear, module
 
 from multidraft.machine import available
-from multidraft.models.weights import CHANGES, WeightMark, added_hooks, has_numbers, library_of
+from multidraft.models.weights import CHANGES, WeightMark, has_additions, has_numbers, library_of
 
 MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
 # Packing helps passes of few tokens; oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any.
@@ -130,11 +130,6 @@ def is_transparent(part: nn.Module) -> bool:
     """Whether a copy may stand for it: nobody has put anything into it, and its class keeps nothing of a call."""
     is_known = library_of(type(part)) in LIBRARIES and library_of(type(part).forward) in LIBRARIES
     return is_known and not has_additions(part)
-
-
-def has_additions(part: nn.Module) -> bool:
-    """Whether somebody has put a hook, a forward or a compiled call into a module."""
-    return bool(added_hooks(part)) or "forward" in vars(part) or part._compiled_call_impl is not None
 
 
 def can_be_packed(part: nn.Module | None) -> TypeGuard[nn.Linear]:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor, nn
 
+OWN_ATTRIBUTES = vars(nn.Module()).keys()  # PyTorch's, with parameters, hooks and what is within
 CHANGES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by module, how often it was said to have changed
 
 
@@ -33,7 +34,7 @@ class WeightMark:
 
 
 class ModelMark:
-    """The marks of all weights of some models, and how these compute: their modules, and what was put into these."""
+    """The marks of all weights of some models, and how these compute: their modules, settings, and what was added."""
 
     def __init__(self, models: Iterable[nn.Module]):
         self.models = [ref(model) for model in models]
@@ -47,11 +48,12 @@ class ModelMark:
         return [model for model in (reference() for reference in self.models) if model is not None]
 
     def agrees(self) -> bool:
-        """Whether the models compute what they did."""
+        """Whether the models compute what they did, as far as can be known: hooks and forwards may hold anything."""
         models = self.alive()
         weights = [weight for model in models for weight in weights_of(model)]
         return (
             len(models) == len(self.models)
+            and not any(has_additions(part) for model in models for part in model.modules())
             and self.places == [structure_of(model) for model in models]
             and len(weights) == len(self.marks)
             and all(mark.agrees(weight) for mark, weight in zip(self.marks, weights, strict=True))
@@ -75,11 +77,28 @@ def weights_of(model: nn.Module) -> Iterator[Tensor]:
 
 
 def structure_of(model: nn.Module) -> list[Any]:
-    """What a model's modules are, and what may have been put into each: hooks and forwards of its own."""
+    """What a model's modules are, and their settings."""
+    parts = list(model.modules())
+    configs = {id(config): config for part in parts if (config := vars(part).get("config")) is not None}
     return [
-        (id(module), type(module), type(module).forward, id(vars(module).get("forward")), CHANGES.get(module, 0))
-        for module in model.modules()
-    ] + [id(hook) for module in model.modules() for hook in added_hooks(module)]
+        [(id(part), type(part), type(part).forward, CHANGES.get(part, 0), settings_of(part)) for part in parts],
+        [settings_of(config) for config in configs.values()],
+    ]
+
+
+def settings_of(thing: Any) -> dict[str, str]:
+    """The attributes of a module, or of its config, that are numbers, texts, or lists and dictionaries of these."""
+    kinds = int | float | str | list | tuple | dict | None
+    return {
+        name: repr(value)
+        for name, value in vars(thing).items()
+        if isinstance(value, kinds) and name not in OWN_ATTRIBUTES and not name.startswith("_output_capturing")
+    }
+
+
+def has_additions(part: nn.Module) -> bool:
+    """Whether somebody has put a hook, a forward or a compiled call into a module."""
+    return bool(added_hooks(part)) or "forward" in vars(part) or part._compiled_call_impl is not None
 
 
 def added_hooks(module: nn.Module) -> list[Any]:

@@ -1,12 +1,14 @@
 """Many prompts in one call: each gets the tokens that it gets alone, however many rows decode at a time."""
 
 import math
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
 import torch
 from heads import head_of
 from tiny import tiny_model
+from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.decoding import batch as batches
@@ -166,10 +168,40 @@ def test_records_name_the_requests_of_their_rows() -> None:
     assert all(counted[request] >= len(request.tokens) > 0 for request in rows)
 
 
-@pytest.mark.parametrize("changed", ["target", "draft", "neither"])
-def test_prefixes_of_other_weights_are_not_reused(changed: str) -> None:
-    """As where a trainer writes the weights of a server's model between two requests."""
-    target, draft = deepcopy(tiny_model("llama")), deepcopy(tiny_model("gpt2"))
+STRENGTH = {"": 1.0}  # of a hook
+
+
+def scale_weights(model: PreTrainedModel) -> None:
+    for weight in model.parameters():
+        weight.data.mul_(-0.7)
+
+
+def change_attribute(model: PreTrainedModel) -> None:
+    for module in model.modules():
+        if hasattr(module, "scaling"):
+            module.scaling = 0.9
+
+
+def change_config(model: PreTrainedModel) -> None:
+    model.config.rms_norm_eps, model.config.attention_dropout = 0.1, 0.0
+
+
+def change_hook(model: PreTrainedModel) -> None:
+    STRENGTH[""] = 0.3
+
+
+def leave(model: PreTrainedModel) -> None:
+    """Nothing changes."""
+
+
+@pytest.mark.parametrize("change", [scale_weights, change_attribute, change_config, change_hook, leave])
+@pytest.mark.parametrize("role", [0, 1])
+def test_prefixes_of_what_a_model_was_are_not_reused(change: Callable[[PreTrainedModel], None], role: int) -> None:
+    """As where a trainer writes the weights of a server's model between two requests, or somebody sets an adapter."""
+    models = deepcopy(tiny_model("llama")), deepcopy(tiny_model("llama", num_hidden_layers=1))
+    STRENGTH[""] = 1.0
+    if change is change_hook:
+        models[role].model.layers[0].register_forward_hook(lambda module, inputs, output: output * STRENGTH[""])
 
     def answer(batch: Batch) -> list[int]:
         batch.add([request := Request([5, 2, 7, 1, 8, 3], 8, Sampling(0))])
@@ -178,11 +210,8 @@ def test_prefixes_of_other_weights_are_not_reused(changed: str) -> None:
         return request.tokens
 
     with torch.inference_mode():
-        batch = Batch(target, draft, CONFIG, max_tokens=200)
+        batch = Batch(*models, CONFIG, max_tokens=200)
         answer(batch)
-        model = {"target": target, "draft": draft, "neither": None}[changed]
-        for weight in model.parameters() if model else ():
-            weight.data.mul_(-0.7)
-        tokens = answer(batch)
-        assert tokens == answer(Batch(target, draft, CONFIG, max_tokens=200))
-        assert bool(batch.reused_tokens) == (changed == "neither")
+        change(models[role])
+        assert answer(batch) == answer(Batch(*models, CONFIG, max_tokens=200))
+        assert bool(batch.reused_tokens) == (change is leave)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import wraps
@@ -15,6 +16,7 @@ from weakref import ref
 
 import pytest
 import torch
+from heads import head_of
 from hybrids import hybrid
 from tiny import tiny_model
 from torch import Tensor, nn
@@ -417,6 +419,57 @@ for family in FAMILIES:
     )
     assert ran.stdout.split() == ["True"] * len(FAMILIES)
     assert ran.stderr.count("fewer threads than the 4 that PyTorch asks for") == 1
+
+
+def steer_last(module: Any, inputs: Any, output: Any) -> Any:
+    """What papers on steering do: the last position is written."""
+    output[:, -1] += torch.linspace(-3, 3, output.shape[-1])
+    return output
+
+
+def steer_answers(module: Any, inputs: Any, output: Any) -> Any:
+    return 0.5 * output if output.shape[1] == 1 else output
+
+
+@pytest.mark.parametrize("hook", [steer_last, steer_answers])
+@pytest.mark.parametrize("drafter", ["model", "head"])
+def test_hooks_that_look_at_places_in_a_pass_get_plain_decoding_and_a_line(hook: Any, drafter: str) -> None:
+    """A tree has many last positions."""
+    model = new_model("llama", scale=1) if drafter == "model" else deepcopy(tiny_model("llama"))
+    draft = deepcopy(model) if drafter == "model" else head_of("eagle3")
+    model.model.layers[0].mlp.register_forward_hook(hook)
+    with pytest.warns(UserWarning, match="treats tokens differently .* goes on without drafts"):
+        tokens, info = md.generate(model, draft, [IDS], temperature=0, max_new_tokens=12, tree="1x1")
+    expected = model.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False)[0, len(IDS) :]
+    assert tokens[0].tolist() == expected.tolist()
+    assert not info.nodes
+
+
+def test_hooks_that_treat_all_tokens_alike_get_drafts() -> None:
+    model = new_model("llama", scale=1)
+    draft = deepcopy(model)
+    add_hook(model.model.layers[0].mlp)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert md.generate(model, draft, [IDS], temperature=0, max_new_tokens=9, tree="1x1")[1].nodes
+
+
+def test_a_part_in_training_mode_is_refused() -> None:
+    model = new_model("llama")
+    model.model.layers[0].mlp.train()  # drops nothing
+    assert error(model) < tolerance(model)
+    model.model.layers[0].mlp.up_proj = nn.Sequential(model.model.layers[0].mlp.up_proj, nn.Dropout(0.3))
+    with pytest.raises(md.AdviceError, match=r"or a part of it, is in training mode.*call model.eval\(\)"):
+        md.generate(model, None, [IDS])
+
+
+def test_a_layer_that_came_after_a_head_is_said() -> None:
+    """transformers puts hooks that record states into the layers that are there when it is first asked."""
+    model = deepcopy(tiny_model("llama"))
+    ours(model, SEEN)
+    model.model.layers[1] = type(model.model.layers[1])(model.config, 1).eval()
+    with pytest.raises(md.AdviceError, match="gives 2 hidden states in place of 3: a layer was put in"):
+        ours(model, SEEN)
 
 
 def test_autocast_and_a_dtype_that_changes() -> None:
