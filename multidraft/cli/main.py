@@ -32,6 +32,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, a
 def one_line_errors(ctx: Any) -> Iterator[None]:
     """Print errors on one line of stderr; exit with 2 for a user's errors, 130 or 143 for signals, 70 for faults."""
     code = 2
+    machine.SIGNALS.clear()  # of a command before, in the same process
     try:
         yield
         sys.stdout.flush()

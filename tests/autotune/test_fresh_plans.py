@@ -15,7 +15,7 @@ import multidraft as md
 from multidraft.autotune import controller, plans, tuning
 from multidraft.autotune.controller import NO_WORK, PROBE_STEPS, Auto, Limits
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
-from multidraft.cli.tune import measure
+from multidraft.cli.tune import compare, measure
 from multidraft.decoding import record
 from multidraft.models.table import TableModel
 
@@ -176,6 +176,8 @@ def test_three_rows_can_be_tuned(empty_cache: Path, clock: MadeUpClock, monkeypa
     monkeypatch.setattr(tuning, "STEPS_PER_TEXT", 4)
     pair = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
     subject = MeasuredPair(*pair, md.scheme("anchored:lorenz"), prompts=[[0], [1]])
-    profile, lines = measure(subject, [1.0], [3], budget=15 * PLAIN, steps=2)
+    profile, budget = plans.fresh(subject.identity), 15 * PLAIN
+    measure(subject, profile, [1.0], [3], budget)
+    lines = compare(subject, profile, [1.0], 2, budget)
     assert profile.known == [3]
     assert max(lines, key=lambda line: line.speed).tree != "none"
