@@ -12,7 +12,7 @@ multidraft.errors.AdviceError: config.json: layers is '2' and should be a whole 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multidraft.errors import AdviceError, is_integer, is_number, shown
@@ -150,6 +150,19 @@ class Object(Field):
 
 
 @dataclass(frozen=True)
+class Either(Field):
+    """One kind of object where a field marks it; else another kind of value."""
+
+    mark: str
+    marked: Field
+    unmarked: Field
+
+    def read(self, value: Any, name: str) -> Any:
+        """The value, as its kind."""
+        return (self.marked if isinstance(value, dict) and self.mark in value else self.unmarked).read(value, name)
+
+
+@dataclass(frozen=True)
 class Table(Field):
     """A JSON object whose keys match a pattern; all values have the same kind."""
 
@@ -166,6 +179,11 @@ class Table(Field):
             if not re.fullmatch(self.keys, key):
                 raise misfit(f"a key of {name}", key, f"like {self.keys}")
         return {self.convert(key): self.value.read(item, f"{name}[{key}]") for key, item in value.items()}
+
+
+def exactly(table: dict[str, Field]) -> Object:
+    """An object with all of these fields."""
+    return Object({name: replace(field, required=True) for name, field in table.items()}, required=True)
 
 
 def read(field: Field, value: Any, where: str, advice: str) -> Any:

@@ -267,7 +267,7 @@ def test_a_killed_run_leaves_a_readable_file(tmp_path):
     trace = read(file)
     assert trace.cut
     assert [record["step"] for record in trace.steps(None, None)] == [0, 1, 2, 3, 4, 5]
-    assert not trace.misplaced
+    assert not trace.flaws
     assert problems(trace.records) == []
     shown = invoke("replay", file, "--step", 1)
     assert (shown.exit_code, "cut off" in shown.stderr) == (0, True)

@@ -19,7 +19,15 @@ RECORD: dict[str, Any] = {  # two drafts, of which the first is accepted with th
     "row": 0,
     "step": 0,
     "nodes": [
-        {"node": 0, "token": 0, "drafted": [1, 2], "draft": [0.5, 0.25], "target": [0.75, 0.125], "numbers": []},
+        {
+            "node": 0,
+            "above": -1,
+            "token": 0,
+            "drafted": [1, 2],
+            "draft": [0.5, 0.25],
+            "target": [0.75, 0.125],
+            "numbers": [],
+        },
         {"node": 1, "above": 0, "token": 1, "drafted": [4], "draft": [1.0], "target": [0.5], "numbers": []},
         {"node": 2, "above": 0, "token": 2},
         {"node": 3, "above": 1, "token": 4},
@@ -60,10 +68,12 @@ def test_boxes_do_not_overlap() -> None:
 def write_trace(path: Path, steps: int) -> None:
     """A trace of so many steps that are all the same."""
     pieces = {str(token): text for token, text in PIECES.items() if token != 2} | {"2": "b"}
+    sampling = {"temperature": 1.0, "processors": []}
     lines = [
         {"record": "trace", "format": FORMAT_VERSION},
-        {"record": "generation", "first_row": 0, "prompts": [[3, 0]], "walk": "deferred", "pieces": pieces},
-        *(RECORD | {"step": step} for step in range(steps)),
+        {"record": "generation", "first_row": 0, "scheme": "top:naive", "settings": {}, "tree": "Auto()"}
+        | {"walk": "deferred", "sampling": sampling, "draft_sampling": sampling, "prompts": [[3, 0]], "pieces": pieces},
+        *(RECORD | {"step": step, "pieces": {}} for step in range(steps)),
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

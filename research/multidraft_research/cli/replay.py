@@ -43,7 +43,7 @@ def replay(
     if check:
         report_check(trace, as_json)
         return
-    trace.check_order()
+    trace.check()
     records = list(trace.steps(row, step))
     if not records:
         raise AdviceError(f"{file} has no such step; it has {extent(trace)}")
@@ -78,7 +78,7 @@ def report_check(trace: "Reading", as_json: bool) -> None:
     """All that is wrong with a trace; exit code 1 if anything is."""
     from multidraft_research.audits.replay import check
 
-    problems = [f"line {line}: out of its place" for line in trace.misplaced]
+    problems = [f"line {line}: {flaw}" for line, flaw in trace.flaws]
     problems += [f"{where(record)}: {reason}" for record, reason in check(trace.records)]
     if as_json:
         terminal.print_json({"ok": not problems, "checked": extent(trace), "problems": problems})
@@ -123,7 +123,7 @@ def texts(trace: "Reading") -> dict[tuple[int, int], str]:
     return texts_by_token
 
 
-def told_apart(*numbers: float) -> list[str]:
+def told_apart(*numbers: float | int) -> list[str]:
     """Numbers with three digits, or as many as tell them from each other.
 
     >>> told_apart(0.6541, 0.65423, 0.6543), told_apart(0.5, 0.5)
@@ -142,7 +142,7 @@ class Drawing:
     def __init__(self, pieces: dict[int, str], record: Record):
         self.pieces, self.record = pieces, record
         self.nodes = {node["node"]: node for node in record["nodes"]}
-        self.visits = {event["node"]: event for event in record["walk"] if "node" in event}
+        self.visits = {event["node"]: event for event in record["walk"] if "coin" not in event}
         self.path = [0, *record["path"]]
 
     def tree(self) -> "Tree":
