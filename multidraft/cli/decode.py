@@ -54,10 +54,11 @@ class Job:
     plan: str | None = None  # in JSON; shared by several processes
     schema: str | None = None  # a JSON schema that texts must follow
 
-    @property
-    def stops(self) -> list[str]:
-        """The strings that end a text."""
-        return self.settings.get("stop") or []
+    def stops(self, pair: Models) -> list[str]:
+        """The strings that end a text, in a chat also the one that the tokenizer has no token for."""
+        from multidraft.generation.text import closing_texts
+
+        return [*(self.settings.get("stop") or []), *(closing_texts(pair.tokenizer) if self.chat else [])]
 
     @property
     def reported_settings(self) -> dict[str, Any]:
@@ -216,7 +217,7 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
         trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
         grammar=job.grammar(pair.tokenizer, texts.prompts[0]),
-        **job.settings_for(pair.target),
+        **job.settings_for(pair.target) | {"stop": job.stops(pair)},
     )
     return texts.close(), info
 
@@ -226,7 +227,7 @@ def decode_shard(job: Job, shards: list[list[Prompt]], shard: int) -> Record:
     prompts, records = job.encoded(shards[shard]), list[Record]()
     decoding_job = job if job.plan is None else replace(job, settings=job.settings | ADOPTED_PLAN)
     for first in range(0, len(prompts), job.batch):
-        texts = Texts(job.models.tokenizer, prompts[first : first + job.batch], job.stops)
+        texts = Texts(job.models.tokenizer, prompts[first : first + job.batch], job.stops(job.models))
         pairs = zip(texts.prompts, decode(job.models, decoding_job, texts)[0], strict=True)
         records += [{"id": prompt.id, "task": prompt.task, "text": text} for prompt, text in pairs]
     return {"records": records}

@@ -198,7 +198,7 @@ def decode_here(job: Job, is_conversation: bool, output: Output, models_note: st
 def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     """Print an answer in a conversation as it comes; return its text and a summary."""
     note_short_context([prompt], pair, job.settings["max_new_tokens"])
-    texts = Texts(pair.tokenizer, [prompt], job.stops, show=True, headings=False)
+    texts = Texts(pair.tokenizer, [prompt], job.stops(pair), show=True, headings=False)
     end = ""
     try:
         info: Info | None = decode(pair, job, texts)[1]
@@ -216,7 +216,7 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
 
     from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS
 
-    show_texts, texts = not output.as_json, Texts(pair.tokenizer, [], job.stops)
+    show_texts, texts = not output.as_json, Texts(pair.tokenizer, [], job.stops(pair))
     if show_texts and pair.draft is not None:
         terminal.legend()
     try:
@@ -225,12 +225,12 @@ def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, ou
                 batch = prompts[first : first + job.batch]
                 if not first:
                     short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP_TOKENS}, trace=None)
-                    decode_each_way(pair, short, Texts(pair.tokenizer, batch, job.stops), output)
-                texts = Texts(pair.tokenizer, batch, job.stops, show_texts)
+                    decode_each_way(pair, short, Texts(pair.tokenizer, batch, job.stops(pair)), output)
+                texts = Texts(pair.tokenizer, batch, job.stops(pair), show_texts)
                 report.add(batch, *decode_each_way(pair, job, texts, output))
                 if report.info.measured >= MEASURED_AT_FIRST and not report.info.is_measured_cheaply:
                     job = replace(job, settings=job.settings | {"measure": MEASURED_EVERY_STEPS})
-                texts = Texts(pair.tokenizer, [], job.stops)
+                texts = Texts(pair.tokenizer, [], job.stops(pair))
                 bar.update(len(batch))
     except KeyboardInterrupt as interrupt:
         report.interrupt(texts.prompts, texts.print(), None if output.compare else vars(interrupt).get("info"))
@@ -246,9 +246,9 @@ def decode_each_way(
     drafted = decode(pair, job, texts)
     if not output.compare:
         return drafted, None, {}
-    unseen, seed = Texts(pair.tokenizer, texts.prompts, job.stops), job.seed * SEED_STRIDE
+    unseen, seed = Texts(pair.tokenizer, texts.prompts, job.stops(pair)), job.seed * SEED_STRIDE
     plain = drafted if pair.draft is None else decode(pair, job, unseen, drafts=False)
     prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
-    settings = job.settings | {"eos_token_id": job.ends(pair)}
+    settings = job.settings | {"eos_token_id": job.ends(pair), "stop": job.stops(pair)}
     chosen = {name: k for name, k in keywords.items() if output.baselines in (name, ALL_BASELINES)}
     return drafted, plain, {n: run_baseline(pair, prompts, settings, seed, k) for n, k in chosen.items()}

@@ -16,7 +16,8 @@ from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.options import LONE_SURROGATE
 from multidraft.errors import AdviceError
-from multidraft.generation.text import Message, encode_messages, encode_text
+from multidraft.generation.templates import Message, template_of
+from multidraft.generation.text import encode_messages, encode_text
 from multidraft.io import files, journal
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ def note_short_context(prompts: list[Prompt], pair: "Models", max_new_tokens: in
 
 def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
     """Raise unless the tokenizer has a chat template."""
-    with suppress(ValueError):
-        tokenizer.get_chat_template()
+    if template_of(tokenizer) is not None:
         return
     reason = f"the tokenizer of {target!r} has no chat template"
     if target == EMBEDDED:

@@ -4,17 +4,16 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from multidraft.errors import AdviceError
+from multidraft.generation.templates import Message, render, texts_behind
 from multidraft.sampling import thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]
 Tag = TypeVar("Tag")
-MAX_TEMPLATE_CHARACTERS = 1 << 22  # of a conversation that a template has rendered
 REPLACEMENT = "\ufffd"  # decoded from an incomplete character; a character may span several tokens
 MAX_WAITS = 64  # tokens after which what is held back is no character: a model may write bytes for ever
 CONTEXT_TOKENS = 8  # before a text, for its first space and character
@@ -23,7 +22,7 @@ BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 SHOWN_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # whose letters are their own; others come behind
 HIDDEN_BYTES = [byte for byte in range(256) if byte not in SHOWN_BYTES]
 BYTE_OF_LETTER = {chr(byte): byte for byte in SHOWN_BYTES} | {chr(256 + n): byte for n, byte in enumerate(HIDDEN_BYTES)}
-QUESTION, ANSWER = "multidraft-question", "multidraft-answer"  # a conversation to render, of words that no template has
+PLAIN_TAG, ROLE = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])"), re.compile(r" ?\w")
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool = True) -> list[int]:
@@ -55,27 +54,6 @@ def encode_messages(
     return encode_text(tokenizer, render(tokenizer, messages, **settings), special)
 
 
-def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **settings: Any) -> str:
-    """A conversation as text. The role `developer` is `system` for a template that does not know it.
-
-    transformers renders in jinja's sandbox, which protects the machine, but does not limit the time.
-    """
-    settings = {"add_generation_prompt": True} | settings
-    if "developer" not in str(settings.get("chat_template") or tokenizer.chat_template):
-        messages = [m | {"role": "system"} if m.get("role") == "developer" else m for m in messages]
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
-    except Exception as error:  # a template is a program and may raise anything
-        reason = str(error) or type(error).__name__
-        raise AdviceError(f"the chat template refuses the conversation: {reason}; change its messages") from None
-    if len(text) > MAX_TEMPLATE_CHARACTERS:
-        raise AdviceError(
-            f"the chat template makes {len(text):,} characters of the conversation; at most "
-            f"{MAX_TEMPLATE_CHARACTERS:,} are read: shorten its messages"
-        )
-    return text
-
-
 def text_ends(model: Any, tokenizer: "PreTrainedTokenizerBase | None", chat: bool = False) -> set[int]:
     """The tokens that end a text: the model's by its generation config, the tokenizer's, in a chat the template's.
 
@@ -92,26 +70,29 @@ def text_ends(model: Any, tokenizer: "PreTrainedTokenizerBase | None", chat: boo
 
 
 def closing_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """The token that the chat template writes behind an answer; None without a template, or where it writes none.
+    """The token that ends an answer by the chat template; None without a template, or where it writes none.
 
-    Where it writes none behind the last answer, it is the first one behind an earlier one.
+    Of the markers behind an answer it is the last one before the next turn begins: the last that is there at the end of
+    the conversation, too, unless a role follows it. The tokenizer's end of text goes first.
     """
-    return closing_token_of(tokenizer, str(tokenizer.chat_template)) if tokenizer.chat_template else None
+    last, before_turn = (tokens_of(tokenizer, text, False) for text in texts_behind(tokenizer))
+    shared = takewhile(lambda tokens: tokens[0] == tokens[1], zip(last, before_turn, strict=False))
+    places = [place for place, (token, _) in enumerate(shared) if is_marker(tokenizer, token)]
+    if len(places) > 1 and ROLE.match(decode(tokenizer, last[places[-1] + 1 :])):
+        del places[-1]  # it begins the next answer, which the template always does
+    closings = [last[place] for place in places]
+    if tokenizer.eos_token_id in closings:
+        return tokenizer.eos_token_id
+    others = (token for token in (*last, *before_turn) if is_marker(tokenizer, token))
+    return closings[-1] if closings else next(others, None)
 
 
-@lru_cache(8)
-def closing_token_of(tokenizer: "PreTrainedTokenizerBase", template: str) -> int | None:
-    """`closing_token`; the template is the tokenizer's, which may get another one."""
-    turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
-    for messages in (turns, [*turns, turns[0]]):
-        try:
-            _, answer, after = render(tokenizer, messages, add_generation_prompt=False).rpartition(ANSWER)
-        except AdviceError:
-            continue
-        tokens = tokens_of(tokenizer, after, False) if answer else []
-        if closing := [token for token in tokens if is_marker(tokenizer, token)]:
-            return closing[0]
-    return None
+def closing_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The tag behind an answer, if it is plain text to the tokenizer: a stop string of chats."""
+    last, before_turn = texts_behind(tokenizer)
+    tag = PLAIN_TAG.match(last)
+    has_marker = any(is_marker(tokenizer, token) for token in tokens_of(tokenizer, last, False))
+    return [tag[1]] if tag and not has_marker and (before_turn or last).startswith(tag[0]) else []
 
 
 def thinking_of(tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], template: str) -> bool | None:

@@ -27,7 +27,7 @@ from multidraft.decoding.request import Step, Update
 from multidraft.generation.text import REPLACEMENT, IncrementalDetokenizer, TextReader, token_bytes, token_text
 from multidraft.machine import is_busy
 from multidraft.server import TIMEOUT_ERROR, Refused
-from multidraft.server.bodies import GenerationBody
+from multidraft.server.bodies import ChatBody, GenerationBody
 from multidraft.server.calls import CallDelta, CallReader, ThoughtReader, calls_of
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
@@ -83,7 +83,8 @@ class Choice:
         mode = service.thinking(body, request.prompt)
         separates = self.calls is not None or (self.has_form and mode is not None)
         self.thoughts = ThoughtReader(mode is True, keeps_tags=not self.has_form) if separates else None
-        stopping = body.stops, body.min_tokens or 0, bool(body.include_stop_str_in_output)
+        chat_stops = service.chat_stops if isinstance(body, ChatBody) and not body.ignore_eos else []
+        stopping = [*body.stops, *chat_stops], body.min_tokens or 0, bool(body.include_stop_str_in_output)
         self.text = TextReader[Origin](service.tokenizer, request.prompt, *stopping)
         self.num_tokens = 0
         self.finish_reason: str | None = None

@@ -28,7 +28,7 @@ from multidraft.server.fields import ADDRESSES, FIELDS, IGNORED_HEADER, header_o
 from multidraft.server.page import PAGE, html_response
 from multidraft.server.process import error_response
 from multidraft.server.responses import Responses, ResponsesBody
-from multidraft.server.service import Service
+from multidraft.server.service import PLAIN_TEMPLATE, Service
 
 MAX_BRACKETS = 1 << 16  # of a body: parsing more JSON lists and objects would block every thread for too long
 NOT_SERVED = {  # why, by a part of an address that other servers have
@@ -179,7 +179,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, body: GenerationBody, response_type: type[Completion]) -> Response:
         check_name(service, body.model)
         engine_requests = await service.in_worker(service.make_requests, body)
-        ignored = await service.in_worker(body.ignored, service.template)
+        ignored = await service.in_worker(body.ignored, service.template_of(body))
         answers = response_type(service, body, engine_requests, request.scope.get("request_id", ""))
         return with_ignored(await reply(request, answers), ignored)
 
@@ -190,7 +190,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
         check_name(service, body.model)
         chat = await service.in_worker(body.as_chat)
         engine_requests = await service.in_worker(service.make_requests, chat)
-        ignored = await service.in_worker(body.ignored, service.template)
+        ignored = await service.in_worker(body.ignored, service.template_of(chat))
         answers = Responses(service, chat, engine_requests, request.scope.get("request_id", ""), body)
         return with_ignored(await reply(request, answers), ignored)
 
@@ -210,7 +210,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         token_texts = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         facts = {"count": len(tokens), "max_model_len": service.context}
         response = json_response(facts | {"tokens": tokens, "token_strs": token_texts})
-        return with_ignored(response, body.ignored(service.template))
+        return with_ignored(response, body.ignored(service.template_of(body)))
 
     def text_of(body: DetokenizeBody) -> Response:
         if unknown := [token for token in body.tokens if token >= service.vocabulary]:
@@ -223,7 +223,8 @@ def add_tokens(app: FastAPI, service: Service) -> None:
     @app.get("/tokenizer_info")
     def tokenizer_info() -> dict[str, Any]:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        facts = {name: getattr(service.tokenizer, name, None) for name in names} | {"chat_template": service.template}
+        facts = {name: getattr(service.tokenizer, name, None) for name in names}
+        facts["chat_template"] = service.tokenizer.chat_template or PLAIN_TEMPLATE
         class_name = type(service.tokenizer).__name__
         return {"tokenizer_class": class_name, "max_model_len": service.context} | facts
 

@@ -167,6 +167,11 @@ class Conversation(BaseModel):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
 
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template is given."""
+        return self.tools if self.tools and self.tool_choice != "none" else None
+
     def template_settings(self, template: str) -> dict[str, Any]:
         """The keywords of the template; raises AdviceError on those that contradict each other, or have no effect."""
         if self.continue_final_message and self.add_generation_prompt:
@@ -179,7 +184,7 @@ class Conversation(BaseModel):
         if self.reasoning_effort == "none":
             settings["enable_thinking"] = False
         settings |= self.chat_template_kwargs or {}
-        settings |= {"tools": self.tools} if self.tools and self.tool_choice != "none" else {}
+        settings |= {"tools": self.shown_tools} if self.shown_tools else {}
         if self.continue_final_message:
             return settings | {"continue_final_message": True, "add_generation_prompt": False}
         return settings | {"add_generation_prompt": self.add_generation_prompt is not False}

@@ -21,7 +21,8 @@ from multidraft.decoding.batch import Updates
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, sequence_limits, vocabulary_of
-from multidraft.generation.text import encode_messages, encode_text, text_ends, thinking_of
+from multidraft.generation.templates import template_of
+from multidraft.generation.text import closing_texts, encode_messages, encode_text, text_ends, thinking_of
 from multidraft.sampling.generation_config import model_defaults
 from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED_ERROR, Refused
@@ -165,10 +166,10 @@ class Service:
             raise Refused(*CLOSED_ERROR)
         return await asyncio.get_running_loop().run_in_executor(self.worker, call, *values)
 
-    @property
-    def template(self) -> str:
-        """The tokenizer's chat template, or the plain one."""
-        return self.tokenizer.get_chat_template() if self.tokenizer.chat_template else PLAIN_TEMPLATE
+    def template_of(self, body: Any) -> str:
+        """The chat template of a request's conversation, or the plain one."""
+        is_chat = isinstance(body, Conversation) and body.messages is not None
+        return (template_of(self.tokenizer, body.shown_tools) if is_chat else None) or PLAIN_TEMPLATE
 
     def check_text(self, text: str) -> str:
         """Return the text; raise if it is far too long for the context, without tokenising it."""
@@ -177,6 +178,11 @@ class Service:
                 f"a text of {len(text)} characters is too long for a context of {self.context} tokens; shorten it"
             )
         return text
+
+    @cached_property
+    def chat_stops(self) -> list[str]:
+        """The strings that end an answer in a chat, of those that the tokenizer has no token for."""
+        return closing_texts(self.tokenizer)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The tokens of a text."""
@@ -187,23 +193,32 @@ class Service:
         """The tokens that end an answer: of a text that is continued, and (True) in a chat."""
         return {chat: text_ends(self.engine.target, self.tokenizer, chat) for chat in (False, True)}
 
-    def encode_chat(self, messages: list[dict[str, Any]], **settings: Any) -> list[int]:
-        """The tokens of messages, formatted by the chat template."""
-        fitting_messages = [
-            with_call_objects(message) | {"content": self.check_text(text_of(message))} for message in messages
-        ]
-        tokens = encode_messages(self.tokenizer, fitting_messages, **settings | {"chat_template": self.template})
-        if not tokens:
-            raise AdviceError("the conversation is empty; say something in it")
-        return tokens
-
     def encode_conversation(self, body: Conversation) -> list[int]:
         """The prompt tokens of a conversation, with its template settings and tools."""
         own_settings = signature(self.tokenizer.apply_chat_template).parameters.keys()
         if reserved := (body.chat_template_kwargs or {}).keys() & own_settings:
             raise AdviceError(f"chat_template_kwargs may not hold {min(reserved)}; leave it out")
-        settings = body.template_settings(self.template)
-        return self.encode_chat(body.messages, special=bool(body.add_special_tokens), **settings)
+        template = self.template_of(body)
+        settings = body.template_settings(template) | {"chat_template": template}
+        messages = [with_call_objects(message) | {"content": self.content_of(message)} for message in body.messages]
+        tokens = encode_messages(self.tokenizer, messages, bool(body.add_special_tokens), **settings)
+        if not tokens:
+            raise AdviceError("the conversation is empty; say something in it")
+        return tokens
+
+    def content_of(self, message: dict[str, Any]) -> str | list[dict[str, Any]]:
+        """A message's content: a text, or a list of text parts."""
+        content = message.get("content")
+        if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
+            raise AdviceError('a message needs a role and a content, such as {"role": "user", "content": "Hello"}')
+        if not isinstance(content, list):
+            return self.check_text(content or "")
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        for part in parts:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise AdviceError("a message has a part that is not text; send text only")
+        self.check_text("".join(part["text"] for part in parts))
+        return parts
 
     def prompts(self, body: GenerationBody) -> list[list[int]]:
         """A request's prompts as tokens; raises if it asks for too many answers."""
@@ -249,7 +264,7 @@ class Service:
 
     def thinking(self, body: GenerationBody, prompt: list[int]) -> bool | None:
         """Whether an answer goes on with thinking (True), may begin with it (False), or neither (None)."""
-        return thinking_of(self.tokenizer, prompt, self.template) if isinstance(body, ChatBody) else None
+        return thinking_of(self.tokenizer, prompt, self.template_of(body)) if isinstance(body, ChatBody) else None
 
     def new_tokens(self, body: GenerationBody, prompt: list[int]) -> int:
         """The number of new tokens: the requested one, else the default, limited by the room that is left."""
@@ -287,17 +302,3 @@ class Service:
             num_logprobs=body.num_logprobs,
             num_prompt_logprobs=body.num_logprobs if getattr(body, "echo", False) else None,
         )
-
-
-def text_of(message: dict[str, Any]) -> str:
-    """A message's text; its content may be a list of text parts."""
-    content = message.get("content")
-    if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
-        raise AdviceError('a message needs a role and a content, such as {"role": "user", "content": "Hello"}')
-    if not isinstance(content, list):
-        return content or ""
-    parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part for part in content]
-    texts = [part for part in parts if isinstance(part, str)]
-    if len(texts) < len(parts):
-        raise AdviceError("a message has a part that is not text; send text only")
-    return "".join(texts)

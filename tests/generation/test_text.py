@@ -8,7 +8,15 @@ from transformers import PreTrainedTokenizerFast
 
 from multidraft.errors import AdviceError
 from multidraft.generation import text as texts
-from multidraft.generation.text import IncrementalDetokenizer, StopSearch, TextReader, closing_token, encode_messages
+from multidraft.generation.templates import render
+from multidraft.generation.text import (
+    IncrementalDetokenizer,
+    StopSearch,
+    TextReader,
+    closing_texts,
+    closing_token,
+    encode_messages,
+)
 from multidraft.zoo import load_pair
 
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -127,7 +135,9 @@ def test_little_is_decoded_for_each_token_whatever_a_model_writes(kind, monkeypa
     assert "".join(shown) == {"special": "", "half": "\ufffd", "byte": "A", "space": " ", "word": " the"}[kind] * 500
 
 
-EOS = "</s>"
+EOS, REFUSAL = "</s>", "{{ raise_exception('no') }}{% endif %}"
+PARTS = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+TURNS = "{% for m in messages %}<|user|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 CLOSINGS = {  # templates, and the token behind an answer
     "none behind the last answer": ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if not loop.last %}"
                                     "<|end|>{% endif %}{% endfor %}", "<|end|>"),
@@ -142,6 +152,18 @@ CLOSINGS = {  # templates, and the token behind an answer
     "roles that alternate": ("{% if messages | length != 2 %}{{ raise_exception('no') }}{% endif %}x</s>"
                              "{{ messages[1].content }}{{ eos_token }}", EOS),
     "no conversation at all": ("{{ raise_exception('no') }}", None),
+    "a system message is demanded": ("{% if messages[0].role != 'system' %}" + REFUSAL + TURNS, "<|im_end|>"),
+    "the last message is a question": ("{% if messages[-1].role != 'user' %}" + REFUSAL + TURNS, "<|im_end|>"),
+    "capitals": (TURNS.replace("m.content", "m.content | upper"), "<|im_end|>"),
+    "words with capitals": (TURNS.replace("m.content", "m.content | trim | title"), "<|im_end|>"),
+    "content in parts": (TURNS.replace("{{ m.content }}", PARTS), "<|im_end|>"),
+    "parts, but of systems": (TURNS.replace("{{ m.content }}", "{% if m.role == 'system' %}{{ m.content }}{% else %}"
+                                            + PARTS + "{% endif %}"), "<|im_end|>"),
+    "another marker before it": (TURNS.replace("<|im_end|>", "<|return|><|im_end|>"), "<|im_end|>"),
+    "the text's end before another marker": (TURNS.replace("<|im_end|>", "</s><|end|>"), EOS),
+    "the text's end behind the last answer": (TURNS + "{{ eos_token }}", "<|im_end|>"),
+    "the next answer always begins": (TURNS + "<|user|>assistant\n", "<|im_end|>"),
+    "the same, and a system message": ("<|user|>system\nHi<|im_end|>\n" + TURNS + "<|user|>assistant\n", "<|im_end|>"),
 }  # fmt: skip
 
 
@@ -153,3 +175,37 @@ def test_the_token_behind_an_answer_is_the_template_s(kind):
     tokenizer.chat_template, closing = CLOSINGS[kind]
     token = closing_token(tokenizer)
     assert (None if token is None else tokenizer.convert_ids_to_tokens(token)) == closing
+
+
+def test_a_token_that_comes_later_ends_answers_from_then_on():
+    tokenizer = llama_like()
+    tokenizer.chat_template = TURNS
+    assert closing_token(tokenizer) is None
+    assert closing_texts(tokenizer) == ["<|im_end|>"]
+    tokenizer.add_tokens([AddedToken("<|im_end|>", normalized=False)])
+    assert tokenizer.convert_ids_to_tokens(closing_token(tokenizer)) == "<|im_end|>"
+    assert closing_texts(tokenizer) == []
+
+
+CONTENTS = {  # what a template makes of a text, and of two parts
+    "texts": ("{{ m.content }}", "ab", "ab"),
+    "parts": (PARTS, "ab", "ab"),
+    "both": ("{% if m.content is string %}{{ m.content }}{% else %}{{ m.content | map(attribute='text') | join('+') }}"
+             "{% endif %}", "ab", "a+b"),
+    "no texts": ("{% if m.content is string %}" + REFUSAL + PARTS, "ab", "ab"),
+    "parts by their kind": ("{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p['text'] }}"
+                            "{% endfor %}", "ab", "ab"),
+    "as JSON": ("{{ m.content | tojson }}", '"ab"', '"ab"'),
+    "not at all": ("x", "x", "x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.parametrize("role", ["user", "tool", "developer"])
+def test_content_comes_as_the_template_reads_it(kind, role):
+    tokenizer, (content, text, parts) = llama_like(), CONTENTS[kind]
+    tokenizer.chat_template = "{% for m in messages %}" + content + "{% endfor %}"
+    messages = [{"role": role, "content": "ab"}]
+    assert render(tokenizer, messages) == text
+    assert messages == [{"role": role, "content": "ab"}]
+    assert render(tokenizer, [{"role": role, "content": [{"type": "text", "text": word} for word in "ab"]}]) == parts

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from commands import ends_with_advice, run
 from serving import events, served, service
-from templates import FAMILIES, Family, writer
+from templates import CHATML, FAMILIES, Family, writer
 from transformers import GenerationConfig
 
 import multidraft as md
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANSWER, TURN = "Hi é", " user\n\nabc"
 COUNT = 30
+PARTS = "{% for part in m.content %}{{ part.text }}{% endfor %}"
 
 
 class World(NamedTuple):
@@ -247,3 +248,82 @@ def test_a_template_may_have_the_tags_of_transformers(tmp_path):
     file.write_text("{% generation %}")
     with pytest.raises(md.AdviceError, match=r"cannot read the chat template .*; check the file"):
         template_of(file)
+
+
+DEMANDING = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+ENDINGS = {  # a template, and the markers that the tokenizer knows
+    "a system message is demanded": (DEMANDING, "<|im_start|> <|im_end|>"),
+    "the marker is plain text": (CHATML, ""),
+    "another marker before it": (CHATML.replace("<|im_end|>", "<n><|im_end|>"), "<|im_start|> <|im_end|> <n>"),
+    "content in parts": (CHATML.replace("{{ m.content }}", PARTS), "<|im_start|> <|im_end|>"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDINGS)
+def test_a_chat_ends_where_the_template_writes_it(kind, monkeypatch):
+    template, markers = ENDINGS[kind]
+    tokenizer = Family(template, markers, "<|endoftext|>", "<|im_end|>").tokenizer
+    messages = [{"role": "system", "content": "abc"}, *MESSAGES]
+    tokens = tokenizer(f"{ANSWER}{'<n>' * ('<n>' in markers)}<|im_end|>{TURN}", add_special_tokens=False)["input_ids"]
+    model = writer(tokenizer, tokens)
+    with served(service(model, None, tokenizer, tree="1", context=400)) as client:
+        path, body = "/v1/chat/completions", {"model": "toy", "messages": messages, "max_tokens": COUNT}
+        choice = client.post(path, json=body).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
+        parts = [
+            event["choices"][0]["delta"].get("content", "") for event in events(client, "/v1/chat/completions", body)
+        ]
+        assert "".join(parts) == ANSWER
+        free = client.post("/v1/chat/completions", json=body | {"ignore_eos": True}).json()["choices"][0]
+        assert (free["finish_reason"], TURN.strip() in free["message"]["content"]) == ("length", True)
+    if template != DEMANDING:
+        assert (
+            command(World(FAMILIES["Qwen 2.5"], tokenizer, model, tokens, client), monkeypatch, "Hi", "--chat")
+            == ANSWER
+        )
+
+
+def test_named_templates_are_chosen_as_in_transformers(monkeypatch):
+    """`tool_use` where there are tools; without one for the others, a line says so."""
+    tokenizer = FAMILIES["Qwen 2.5"].tokenizer
+    with_tools = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + CHATML
+    tokenizer.chat_template = {"default": CHATML, "tool_use": with_tools}
+    model = writer(tokenizer, tokenizer(f"{ANSWER}<|im_end|>")["input_ids"])
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    named: list[Any] = [{}, {"tools": tools}, {"tools": tools, "tool_choice": "none"}]
+    with served(service(model, None, tokenizer, tree="1", context=400)) as client:
+        for body, shown in zip(named, (None, tools, None), strict=True):
+            prompt = tokenizer.apply_chat_template(MESSAGES, tools=shown, tokenize=False, add_generation_prompt=True)
+            answer = client.post("/tokenize", json={"messages": MESSAGES} | body)
+            assert tokenizer.decode(answer.json()["tokens"]) == prompt
+            chat = client.post(
+                "/v1/chat/completions", json={"model": "toy", "messages": MESSAGES, "max_tokens": 9} | body
+            )
+            assert chat.json()["usage"]["prompt_tokens"] == len(answer.json()["tokens"])
+        del tokenizer.chat_template["default"]
+        for path in "/tokenize", "/v1/chat/completions":
+            statuses = [client.post(path, json={"model": "toy", "messages": MESSAGES} | body) for body in named]
+            assert [response.status_code for response in statuses] == [400, 200, 400]
+            assert "no default chat template, only tool_use; offer tools" in statuses[0].json()["error"]["message"]
+        for path in "/tokenize", "/v1/completions":
+            assert client.post(path, json={"model": "toy", "prompt": "Hi"}).status_code == 200
+        assert client.get("/tokenizer_info").json()["chat_template"] == {"tool_use": with_tools}
+    monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
+    names = ["--target", "embedded", "--draft", "none", "--chat", "--prompt", "Hi"]
+    ends_with_advice(run("generate", *names), "no default chat template, only tool_use")
+
+
+@pytest.mark.parametrize("content", ["Hi abc", [{"type": "text", "text": "Hi "}, {"type": "text", "text": "abc"}]])
+def test_a_template_of_parts_gets_them(content):
+    """From a server, where content may be a text, and so may an answer that the client sends back."""
+    tokenizer = FAMILIES["Qwen 2.5"].tokenizer
+    tokenizer.chat_template = CHATML.replace("{{ m.content }}", PARTS)
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "b"}, *MESSAGES]
+    with served(service(writer(tokenizer, [1]), None, tokenizer, tree="1")) as client:
+        tokens = client.post("/tokenize", json={"messages": messages}).json()["tokens"]
+        begun = {"messages": messages[:2], "continue_final_message": True}
+        continued = client.post("/tokenize", json=begun).json()["tokens"]
+    text = tokenizer.decode(tokens)
+    start = "<|im_start|>user\nHi abc<|im_end|>\n<|im_start|>assistant\nb"
+    assert text == start + "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(continued) == start
