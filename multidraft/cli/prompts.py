@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 CHAT_COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+LINE_KEYS, MAX_SHOWN_KEYS = ("id", "task", "prompt"), 8
 LINE_FORMAT = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
 
 
@@ -55,18 +56,34 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
     except UnicodeDecodeError as error:
         raise AdviceError(f"prompts file {file} is not UTF-8 text ({error.reason}); {LINE_FORMAT}") from None
     numbered = islice(((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()), limit)
-    prompts = [parse_line(index, line, f"{file} line {number}") for index, (number, line) in enumerate(numbered)]
+    prompts = parse_lines(file, numbered)
     if not prompts:
         raise AdviceError(f"prompts file {file} has no prompts; {LINE_FORMAT}")
     return prompts
 
 
-def parse_line(index: int, line: str, where: str) -> Prompt:
-    """Parse a line of a prompts file."""
+def parse_lines(file: Path, numbered: Iterable[tuple[int, str]]) -> list[Prompt]:
+    """Parse lines with their numbers; raises AdviceError if two have one id, and notes which keys nobody reads."""
+    unread, lines_by_id, prompts = dict[str, None](), dict[str, int](), list[Prompt]()
+    for index, (number, line) in enumerate(numbered):
+        prompt = parse_line(index, line, f"{file} line {number}", unread)
+        if (first := lines_by_id.setdefault(prompt.id, number)) != number:
+            raise AdviceError(f"{file} lines {first} and {number} have the id {prompt.id!r}; give each its own")
+        prompts.append(prompt)
+    if unread:
+        names = ", ".join(islice(unread, MAX_SHOWN_KEYS)) + ", ..." * (len(unread) > MAX_SHOWN_KEYS)
+        terminal.note(f"{file}: of a line {', '.join(LINE_KEYS)} are read, and nothing else: not {names}")
+    return prompts
+
+
+def parse_line(index: int, line: str, where: str, unread: dict[str, None]) -> Prompt:
+    """Parse a line of a prompts file; the names of keys without effect are added to `unread`."""
     item = journal.parse(line, where, LINE_FORMAT)
     if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
         raise AdviceError(f'{where} has no "prompt" string; {LINE_FORMAT}')
-    prompt = Prompt(index, str(item.get("id", index)), str(item.get("task", "")), item["prompt"])
+    unread.update(dict.fromkeys(key for key in item if key not in LINE_KEYS))
+    name = index if item.get("id") is None else item["id"]
+    prompt = Prompt(index, str(name), str(item.get("task", "")), item["prompt"])
     if LONE_SURROGATE.search(prompt.id + prompt.task + prompt.text):
         raise AdviceError(f"{where} has half a character (a lone surrogate such as \\ud800); fix or remove it")
     return prompt

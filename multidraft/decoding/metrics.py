@@ -145,8 +145,8 @@ class Info:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted tokens over drafted nodes; a tree of many branches has a low one whatever its rule."""
-        return self.accepted / max(self.nodes, 1)
+        """Accepted tokens over drafted nodes, low for a tree of many branches; not a number if nothing was drafted."""
+        return self.accepted / self.nodes if self.nodes else math.nan
 
     @property
     def accepted_at_depth(self) -> list[int]:
@@ -248,7 +248,7 @@ class Info:
         """What vLLM reports too, in its names."""
         return dict(
             mean_acceptance_length=self.mean_acceptance_length,
-            draft_acceptance_rate=self.draft_acceptance_rate,
+            draft_acceptance_rate=self.draft_acceptance_rate if self.nodes else None,
             acceptance_histogram=self.lengths,
             num_drafts=self.draft_steps,
             num_draft_tokens=self.nodes,

@@ -207,6 +207,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             tokens = service.encode_conversation(body)
         else:
             tokens = service.encode(body.prompt or "", body.add_special_tokens is not False)
+        tokens = service.truncate(body, tokens)
         token_texts = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         facts = {"count": len(tokens), "max_model_len": service.context}
         response = json_response(facts | {"tokens": tokens, "token_strs": token_texts})

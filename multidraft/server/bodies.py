@@ -1,7 +1,7 @@
 """The bodies of requests, and the sampling settings that they ask for; `fields` says what becomes of every field."""
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -14,7 +14,7 @@ from multidraft.sampling.params import SETTINGS, SamplingParams
 from multidraft.sampling.ranges import check_stop_strings, check_tokens
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
-from multidraft.server.fields import Route, ignored_fields, with_our_names
+from multidraft.server.fields import Route, asks_for_nothing, ignored_fields, with_our_names
 from multidraft.server.tools import functions_of
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -50,7 +50,20 @@ def as_biases(biases: Any) -> Any:
 Biases = Annotated[dict[Token, float], BeforeValidator(as_biases, json_schema_input_type=dict[Token, float])]
 
 
-class GenerationBody(SamplingBody):
+class PromptBody(BaseModel):
+    """How a prompt becomes tokens."""
+
+    add_special_tokens: bool | None = Field(None, description="Default: true for completions, false for chats.")
+    truncate_prompt_tokens: TokenLimit | None = Field(None, description="Tokens of the prompt; -1: as many as fit.")
+    truncation_side: Literal["left", "right"] | None = None
+
+    @property
+    def new_tokens(self) -> int | None:
+        """The requested number of new tokens, if any."""
+        return None
+
+
+class GenerationBody(SamplingBody, PromptBody):
     """The fields of every request that generates text; those of sampling come from `SamplingParams`."""
 
     route: ClassVar[Route]
@@ -64,8 +77,8 @@ class GenerationBody(SamplingBody):
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
-    ignore_eos: bool = False
-    multidraft: bool = False  # our extension: each token's kind, and each step's tree
+    ignore_eos: bool | None = None
+    multidraft: bool | None = None  # our extension: each token's kind, and each step's tree
     best_of: int | None = None
     tool_choice: Any = None
     response_format: Any = None
@@ -78,9 +91,6 @@ class GenerationBody(SamplingBody):
     ebnf: Any = Field(None, description="A grammar, as SGLang has it.")
     json_schema: Any = Field(None, description="A JSON schema, as SGLang and llama.cpp have it.")
     grammar: Any = Field(None, description="A grammar, as llama.cpp has it.")
-    add_special_tokens: bool | None = Field(None, description="Default: true for completions, false for chats.")
-    truncate_prompt_tokens: TokenLimit | None = Field(None, description="Tokens of the prompt; -1: as many as fit.")
-    truncation_side: Literal["left", "right"] = "left"
 
     @model_validator(mode="before")
     @classmethod
@@ -125,7 +135,6 @@ class GenerationBody(SamplingBody):
 
     @property
     def new_tokens(self) -> int | None:
-        """The requested number of new tokens, if any."""
         return self.max_tokens
 
     def has_stream_option(self, option: Literal["include_usage", "continuous_usage_stats"]) -> bool:
@@ -154,7 +163,7 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
 
-class Conversation(BaseModel):
+class Conversation(PromptBody):
     """What a chat template is given."""
 
     messages: Any = None
@@ -165,7 +174,6 @@ class Conversation(BaseModel):
     documents: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
@@ -176,7 +184,7 @@ class Conversation(BaseModel):
         """The keywords of the template; raises AdviceError on those that contradict each other, or have no effect."""
         if self.continue_final_message and self.add_generation_prompt:
             raise AdviceError("continue_final_message and add_generation_prompt exclude each other; leave one out")
-        if self.documents and "documents" not in template:
+        if self.documents and "documents" not in variables_of(template):
             raise AdviceError("documents is not supported: the chat template does not read it; leave it out")
         settings: dict[str, Any] = {"documents": self.documents} if self.documents else {}
         if self.reasoning_effort is not None:
@@ -191,13 +199,27 @@ class Conversation(BaseModel):
 
     def unread_settings(self, template: str) -> list[str]:
         """The names of settings that the template does not read."""
-        unread = [f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs or {} if name not in template]
-        readers = ["reasoning_effort", *["enable_thinking"] * (self.reasoning_effort == "none")]
-        if self.reasoning_effort is not None and not any(name in template for name in readers):
+        known = variables_of(template)
+        unread = [f"chat_template_kwargs.{name}" for name in self.chat_template_kwargs or {} if name not in known]
+        readers = {"reasoning_effort", *["enable_thinking"] * (self.reasoning_effort == "none")}
+        if self.reasoning_effort is not None and not readers & known:
             unread.append("reasoning_effort")
-        if self.add_generation_prompt is False and "add_generation_prompt" not in template:
+        if self.add_generation_prompt is False and "add_generation_prompt" not in known:
             unread.append("add_generation_prompt")
         return unread
+
+
+@lru_cache(8)
+def variables_of(template: str) -> frozenset[str]:
+    """The variables that a chat template reads; names that it gives to parts of them are not among them."""
+    from jinja2 import TemplateError, meta
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # which knows tags of its own
+
+    try:
+        environment = _compile_jinja_template(template).environment
+        return frozenset(meta.find_undeclared_variables(environment.parse(template)))
+    except TemplateError as error:
+        raise AdviceError(f"the chat template cannot be read: {error}; have the server use another one") from None
 
 
 class ChatBody(Conversation, GenerationBody):
@@ -243,7 +265,13 @@ class TokenizeBody(Conversation):
 
     def ignored(self, template: str) -> list[str]:
         """The names of fields that have no effect; raises AdviceError on one that would change a prompt."""
-        return [*ignored_fields(self.model_extra or {}, "chat"), *self.unread_settings(template)]
+        unread = dict(self.model_extra or {})
+        ignored_fields(unread, "chat")  # raises on one that is refused
+        if self.messages is None:  # nothing is rendered
+            others = Conversation.model_fields.keys() - PromptBody.model_fields.keys()
+            unread |= {name: getattr(self, name) for name in Conversation.model_fields if name in others}
+        names = [name for name, value in unread.items() if not asks_for_nothing(name, value, unread)]
+        return names if self.messages is None else [*names, *self.unread_settings(template)]
 
 
 class DetokenizeBody(BaseModel):
@@ -296,5 +324,3 @@ def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
         raise AdviceError(f"there are {len(body.stops)} stop strings; give at most {limits.stops}")
     if (body.num_logprobs or 0) > limits.logprobs:
         raise AdviceError(f"{body.num_logprobs} alternatives are too many; ask for at most {limits.logprobs}")
-    if body.min_tokens and body.new_tokens not in (None, ALL_THE_ROOM) and body.min_tokens > body.new_tokens:
-        raise AdviceError(f"min_tokens is {body.min_tokens}, above max_tokens {body.new_tokens}; lower it")

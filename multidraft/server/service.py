@@ -32,6 +32,7 @@ from multidraft.server.bodies import (
     CompletionBody,
     Conversation,
     GenerationBody,
+    PromptBody,
     check,
     sampling_of,
 )
@@ -47,6 +48,7 @@ RANDOM_SEED = -1  # which other servers take for no seed
 SEED_STRIDE = 1_000_003  # answers i and j of different seeds get different streams
 DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 MAX_CHARACTERS_PER_TOKEN = 64  # a text with more of them per token of the context cannot fit
+OUR_SETTINGS = "self", "tokenizer", "messages", "special"  # of the functions that render, beside those of transformers
 LABELS = ("model_name", "engine")
 LATENCY_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 HISTOGRAMS = {
@@ -196,7 +198,7 @@ class Service:
     def encode_conversation(self, body: Conversation) -> list[int]:
         """The prompt tokens of a conversation, with its template settings and tools."""
         own_settings = signature(self.tokenizer.apply_chat_template).parameters.keys()
-        if reserved := (body.chat_template_kwargs or {}).keys() & own_settings:
+        if reserved := (body.chat_template_kwargs or {}).keys() & {*own_settings, *OUR_SETTINGS}:
             raise AdviceError(f"chat_template_kwargs may not hold {min(reserved)}; leave it out")
         template = self.template_of(body)
         settings = body.template_settings(template) | {"chat_template": template}
@@ -236,7 +238,7 @@ class Service:
             raise AdviceError("a prompt is empty; give it some text, or at least one token")
         return [self.truncate(body, prompt) for prompt in prompts]
 
-    def truncate(self, body: GenerationBody, prompt: list[int]) -> list[int]:
+    def truncate(self, body: PromptBody, prompt: list[int]) -> list[int]:
         """The tokens of a prompt that a request keeps."""
         count = body.truncate_prompt_tokens
         if count == 0:
@@ -277,6 +279,11 @@ class Service:
             raise AdviceError(
                 f"{count} new tokens after a prompt of {len(prompt)} are more than this server has room for, "
                 f"{max_tokens} in all; shorten the prompt, or ask for fewer"
+            )
+        if (body.min_tokens or 0) > count:
+            raise AdviceError(
+                f"min_tokens is {body.min_tokens}, above the {count} new tokens that are asked for; lower it, or raise "
+                "max_tokens"
             )
         if not count and not getattr(body, "echo", False):
             raise AdviceError("max_tokens is 0, which needs echo; ask for more tokens")

@@ -112,10 +112,10 @@ def is_text(value: Any) -> bool:
 def answer_schema(response_format: Any) -> dict[str, Any] | None:
     """The JSON schema of `response_format`; None for any text."""
     kind = response_format.get("type") if isinstance(response_format, dict) else response_format
-    if kind in (None, "text"):
+    if kind == "text":
         return None
     if kind not in ("json_object", "json_schema"):
-        raise AdviceError(f"response_format is {shown(kind)}; its type may be text, json_object or json_schema")
+        raise AdviceError(f"response_format has the type {shown(kind)}; use text, json_object or json_schema")
     form = response_format.get("json_schema")
     schema = (form if isinstance(form, dict) else response_format).get("schema")  # llama.cpp has it beside the type
     if kind == "json_object" and schema in (None, {}):

@@ -27,7 +27,7 @@ from multidraft.autotune.plans import Profile
 from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
-from multidraft.cli.prompts import Prompt
+from multidraft.cli.prompts import Prompt, read_prompts
 from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
 from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
@@ -229,11 +229,20 @@ def test_the_note_that_steps_are_timed_stands_before_the_text(pair, monkeypatch)
     assert note < heading
 
 
+def test_keys_of_a_prompts_file_that_nobody_reads_are_named(tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "a", "max_tokens": 3}, {"id": None, "prompt": "b", "system": "x", "max_tokens": 3}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert [prompt.id for prompt in read_prompts(None, file, None)] == ["0", "1"]
+    assert capsys.readouterr().err.endswith("id, task, prompt are read, and nothing else: not max_tokens, system\n")
+
+
 def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
     """Wrong input of `generate`, and a word of the advice that it must meet with."""
     named, hi, folder_of = ours(pair)[1:], ["--prompt", "the"], ["--target", pair / "target", "--draft"]
     (folder / "bad.jsonl").write_text('{"id": 1, "prompt": "the"}\n\n{"id": 2, "prompt": \n')
     (folder / "nameless.jsonl").write_text('{"id": 1, "text": "the"}\n')
+    (folder / "twice.jsonl").write_text('{"prompt": "the"}\n\n{"id": "0", "prompt": "the"}\n')
     (folder / "empty.jsonl").write_text("\n")
     written(folder / "long.jsonl", "the", "storm " * 300)
     (folder / "hollow").mkdir()
@@ -257,6 +266,7 @@ def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
         ([*named, "--prompts", folder / "none.jsonl"], "check the path"),
         ([*named, "--prompts", folder / "bad.jsonl"], "line 3"),
         ([*named, "--prompts", folder / "nameless.jsonl"], "line 1"),
+        ([*named, "--prompts", folder / "twice.jsonl"], "lines 1 and 3 have the id '0'"),
         ([*named, "--prompts", folder / "empty.jsonl"], "no prompts"),
         ([*named, *hi, "--colour", "red"], "--colour"),
         ([*hi, "--workers", 2], "--jsonl FOLDER"),

@@ -77,6 +77,7 @@ def test_a_perfect_draft_is_accepted_whole_and_equal_draws_are_one_node(tree, sc
 def test_passes_without_drafts_do_not_count_as_drafts():
     plain = counted("1", draft=None)
     assert (plain.draft_steps, plain.lengths, plain.ranks, plain.mean_acceptance_length) == (0, [], [], 1)
+    assert plain.as_vllm()["draft_acceptance_rate"] is plain.as_dict()["draft_acceptance_rate"] is None
     scheme = md.scheme("anchored:lorenz", draft_probability=0.5)
     generator = torch.Generator().manual_seed(1)
     info = counted("1x1", draft=lambda prefix: successor(1)[prefix[-1]], scheme=scheme, generator=generator)

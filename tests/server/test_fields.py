@@ -258,6 +258,75 @@ def test_what_the_template_does_not_read_is_refused_or_said_to_be_ignored():
         assert response.json()["error"]["message"].startswith("documents is not supported")
 
 
+TEMPLATE_OF_WORDS = (
+    "{# enable_thinking #}{% for message in messages %}{% set documents = message.role %}{{ message.content }}"
+    "{% endfor %}{% if not style is defined %}{% set style = 'x' %}{% endif %}{{ style }}"
+    "{% for m in messages %}{% generation %}a{% endgeneration %}{% break %}{% endfor %}"
+)
+
+
+def test_a_word_of_a_template_is_no_variable_of_it():
+    """Nor is a name that it gives to a part of the conversation; of a variable with a default in it, it is one."""
+    service = toy()
+    service.tokenizer.chat_template = TEMPLATE_OF_WORDS
+    with served(service) as client:
+        unread = dict.fromkeys(("enable_thinking", "message", "role", "loop", "sty", "is"), 1)
+        for address in ("/tokenize", ADDRESSES["chat"]):
+            fields = {"chat_template_kwargs": unread | {"style": "ab"}, "reasoning_effort": "none"}
+            response = client.post(address, json=BASES["chat"] | fields)
+            names = [*(f"chat_template_kwargs.{name}" for name in unread), "reasoning_effort"]
+            assert response.headers[IGNORED_HEADER].removeprefix("max_tokens, seed, ") == ", ".join(names)
+            check_refused(client.post(address, json=BASES["chat"] | {"documents": [{"text": "a"}]}))
+            for name in ("messages", "special", "self", "tokenizer", "conversation"):
+                check_refused(client.post(address, json=BASES["chat"] | {"chat_template_kwargs": {name: []}}))
+        service.tokenizer.chat_template = "{% if"
+        check_refused(client.post(ADDRESSES["chat"], json=BASES["chat"] | {"documents": [{"text": "a"}]}))
+
+
+def test_the_tokenizer_names_what_it_does_not_read_and_truncates(client):
+    def tokens(ignored: str | None, **fields: Any) -> list[int]:
+        response = client.post("/tokenize", json=fields | {"model": "toy", "user": None, "temperature": None})
+        assert response.headers.get(IGNORED_HEADER) == ignored, response.text
+        return response.json()["tokens"]
+
+    for source in ({"prompt": "abde"}, {"messages": TALK}):
+        whole = tokens(None, **source)
+        assert tokens(None, **source, truncate_prompt_tokens=2) == whole[-2:]
+        assert tokens(None, **source, truncate_prompt_tokens=2, truncation_side="right") == whole[:2]
+        assert tokens(None, **source, truncate_prompt_tokens=-1) == whole
+        assert tokens("strange, max_tokens", **source, strange=1, max_tokens=3, n=1) == whole
+    unread = {"tools": TOOLS, "chat_template_kwargs": {"x": "a"}, "continue_final_message": True}
+    assert tokens(", ".join(unread), prompt="ab", **unread) == tokens(None, prompt="ab")
+    check_refused(client.post("/tokenize", json={"prompt": "ab", "truncate_prompt_tokens": 0}))
+
+
+@pytest.mark.parametrize("route", ADDRESSES)
+def test_null_is_taken_everywhere(client, route):
+    plain = answer(client, route)[0]
+    for name in FIELDS.keys() - BASES[route].keys():
+        shown, _, response = answer(client, route, **{name: None})
+        assert (shown, response.headers.get(IGNORED_HEADER)) == (plain, None), name
+
+
+def test_more_tokens_than_come_are_no_least_number(client):
+    """The 16 tokens of a completion without max_tokens, as in vLLM; all the room, or what is asked for."""
+    for new_tokens, least in ((None, 17), (-1, 58), (20, 21)):
+        fields = {"max_tokens": new_tokens} | ENDS_AT_ONCE
+        _, usage, _ = answer(client, "completions", **fields, min_tokens=least - 1)
+        assert usage["completion_tokens"] >= least - 1
+        response = client.post(ADDRESSES["completions"], json=BASES["completions"] | fields | {"min_tokens": least})
+        check_refused(response)
+        assert response.json()["error"]["message"].startswith(f"min_tokens is {least}, above the {least - 1} new")
+
+
+@pytest.mark.parametrize("form", [{"json_schema": {"schema": SCHEMA}}, {"schema": SCHEMA}, {"type": None}, {"a": 1}])
+def test_a_form_without_a_type_is_refused(client, form):
+    for route in ("completions", "chat"):
+        response = client.post(ADDRESSES[route], json=BASES[route] | {"response_format": form})
+        check_refused(response)
+        assert response.json()["error"]["message"].startswith("response_format")
+
+
 def test_pairs_and_schemas_as_llama_cpp_has_them(client):
     plain = answer(client, "completions", logit_bias={"3": 100})[0]
     assert answer(client, "completions", logit_bias=[[3, 100]])[0] == plain
