@@ -178,11 +178,14 @@ def member(name: str, text: str) -> Member:
     match = WEIGHTED_NAME.fullmatch(name)
     if match is None or "*" in match[2] or match[2] == NONE or BUILT_IN.get(match[2], 0) is None:
         raise AdviceError(f"--draft {text!r} does not parse; write ngram, layers:2, 0.9*NAME+0.1*ngram or NAME,ngram")
-    if match[2] in HEADS:
-        raise AdviceError(f"--draft {text!r}: {match[2]} is a head in a folder; write {match[2]}:FOLDER")
-    number = BUILT_IN_NAME.fullmatch(match[2])
-    if number and number[2] and not 1 <= int(number[2][:9]) <= MAX_NUMBER:
-        raise AdviceError(f"--draft {text!r}: {match[2]} is out of range; use at least 1 and at most {MAX_NUMBER}")
+    kind, colon, number = match[2].partition(":")
+    if kind in HEADS and not number:
+        raise AdviceError(f"--draft {text!r}: {kind} is a head in a folder; write {kind}:FOLDER")
+    if kind in (COPY, NONE, *PAIRS) and colon:
+        raise AdviceError(f"--draft {text!r}: {kind} takes no number; write {kind}")
+    if kind in BUILT_IN and colon and not (re.fullmatch(r"[0-9]{1,9}", number) and 1 <= int(number) <= MAX_NUMBER):
+        wrong = f"{match[2]} has no number from 1 to {MAX_NUMBER}"
+        raise AdviceError(f"--draft {text!r}: {wrong}; write {kind}:{BUILT_IN[kind] or 2}, for example")
     return match[2], float(match[1]) if match[1] else None
 
 

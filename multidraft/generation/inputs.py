@@ -216,16 +216,19 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
 
 def context_of(model: Model) -> int | None:
     """The largest number of tokens in a sequence that a model can read; None for no limit."""
+    model = compat.source_of(model)
     return compat.context(model.config) if isinstance(model, PreTrainedModel) else model.context
 
 
 def vocabulary_of(model: Model) -> int:
     """How far the tokens go that the model knows."""
+    model = compat.source_of(model)
     return compat.vocabulary_of(model).size if isinstance(model, PreTrainedModel) else model.vocabulary
 
 
 def is_reduced(model: Model) -> bool:
     """Whether a draft model knows a part of the target's tokens only."""
+    model = compat.source_of(model)
     known = compat.vocabulary_of(model) if isinstance(model, PreTrainedModel) else model
     return getattr(known, "ids", None) is not None
 

@@ -54,6 +54,12 @@ def text_config(model: PreTrainedModel) -> PretrainedConfig:
     return model.config.get_text_config(decoder=True)
 
 
+def source_of(model: Any) -> Any:
+    """The transformers model behind a reader, which may have been resized since; of others the model itself."""
+    source = getattr(model, "source", None)
+    return source if isinstance(source, PreTrainedModel) else model
+
+
 def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
     """The tokens that it has now; `target_ids` in the settings of a draft model say that they are part of a target's.
 

@@ -12,12 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError, is_number, shown
-from multidraft.models.base import (
-    MAX_CHUNK_TOKENS,
-    Scores,
-    are_close,
-    by_drafter,
-)
+from multidraft.models import compat
+from multidraft.models.base import MAX_CHUNK_TOKENS, Scores, are_close, by_drafter
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored
@@ -46,10 +42,24 @@ class DrafterGroup(Reader):
         sizes = [drafter.vocabulary for drafter in self.drafters if drafter.ids is None]
         if not self.drafters or (sizes and not are_close(min(sizes), max(sizes))):
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
-        self.vocabulary, self.device = max(drafter.vocabulary for drafter in self.drafters), self.drafters[-1].device
-        self.context = min((d.context for d in self.drafters if d.context is not None), default=None)
         self.sequences = min((d.sequences for d in self.drafters if d.sequences is not None), default=None)
         self.hidden_layers = tuple(sorted({layer for drafter in self.drafters for layer in drafter.hidden_layers}))
+
+    @property
+    def vocabulary(self) -> int:  # type: ignore[override]  # a member's model may have been resized since
+        """The largest of the members' vocabularies."""
+        sources = map(compat.source_of, self.drafters)
+        return max(compat.vocabulary_of(m).size if isinstance(m, PreTrainedModel) else m.vocabulary for m in sources)
+
+    @property
+    def context(self) -> int | None:  # type: ignore[override]
+        """The smallest of the members' contexts."""
+        return min((d.context for d in self.drafters if d.context is not None), default=None)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where the last member is."""
+        return self.drafters[-1].device
 
     def _of(self, drafters: list[Reader]) -> "DrafterGroup":
         """These drafters, going on from other readers of theirs."""
@@ -169,6 +179,7 @@ class LookupThenModel(DrafterGroup):
     """
 
     cost = "mixed"
+    context = None  # beyond the other's it goes on by look-up
 
     def __init__(self, drafters: Sequence[PreTrainedModel | Reader]):
         super().__init__(drafters)
@@ -176,7 +187,6 @@ class LookupThenModel(DrafterGroup):
             raise AdviceError("LookupThenModel mixes two drafters; pass [Lookup(vocabulary), draft]")
         self.copied: Lookup = self.drafters[0]
         self.other = self.drafters[1]
-        self.context = None  # beyond the other's it goes on by look-up
 
     @property
     def fingerprint(self) -> dict[str, Any]:

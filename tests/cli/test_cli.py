@@ -253,8 +253,15 @@ def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
         ([*hi, "--draft", "0.5*ngram+lookup"], "as many"),
         ([*hi, "--draft", "layers"], "does not parse"),
         ([*hi, "--draft", "layers:3"], "use 1 to 2"),
-        ([*hi, "--draft", "ngram:0"], "use at least 1"),
+        *(
+            ([*hi, "--draft", f"{name}:{number}"], f"{name}:{number} has no number from 1 to 1000; write {name}:")
+            for name in ("ngram", "lookup", "layers")
+            for number in ("0", "-1", "x", "", "2.5", "1001", "3:3", "\u0663", "9" * 40)
+        ),
+        ([*hi, "--draft", "0.5*ngram+0.5*lookup:-2"], "lookup:-2 has no number"),
+        ([*hi, "--draft", "copy:3+embedded"], "copy takes no number"),
         ([*hi, "--draft", "eagle3"], "write eagle3:FOLDER"),
+        ([*hi, "--draft", "medusa:"], "write medusa:FOLDER"),
         ([*hi, "--draft", "lookup+copy"], "copy goes first"),
         ([*hi, *folder_of, "embedded"], "leave out --target"),
         ([*hi, "--draft", "ngram,lookup"], "use distinct:recursive_rejection"),

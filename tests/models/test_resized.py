@@ -15,8 +15,9 @@ import multidraft as md
 from multidraft.autotune.plans import model_identity
 from multidraft.models import base, compiled
 from multidraft.models.compat import vocabulary_of
+from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.huggingface import CausalLM
-from multidraft.models.ngram import NGram
+from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 
@@ -77,6 +78,28 @@ def test_greedy_texts_are_those_of_transformers(target: PreTrainedModel, size: i
     texts = plainly(target, prompts)
     assert ours(target, DRAFTS[draft](target), prompts) == texts
     assert size == SMALLER or max(map(max, texts)) >= VOCABULARY  # a token is emitted that it has not had before
+
+
+@pytest.mark.parametrize("size", [LARGER, SMALLER])
+@pytest.mark.parametrize("group", ["mixture", "side by side", "look-up first"])
+def test_a_group_of_drafters_is_of_its_members_as_they_are_now(target: PreTrainedModel, size: int, group: str) -> None:
+    """It is made once, before all are resized; so is a reader of the target."""
+    members, lookup = [deepcopy(tiny_model(name)) for name in ("qwen2", "llama")], Lookup(VOCABULARY)
+    kinds = {
+        "mixture": Mixture,
+        "side by side": SideBySide,
+        "look-up first": lambda both: LookupThenModel([lookup, both[0]]),
+    }
+    draft, read_target = kinds[group](members), CausalLM(target)
+    settings = {"scheme": "distinct:recursive_rejection"} if group == "side by side" else {}
+    assert ours(read_target, draft, PROMPTS, **settings) == plainly(target, PROMPTS)
+    for model in (target, *members):
+        resized(model, size)
+    prompts = [*PROMPTS, [size - 1, 2]]
+    if group == "look-up first":  # which is of the old size, and padding of real vocabularies alone is so little
+        lookup.vocabulary = size
+    assert draft.vocabulary == size
+    assert ours(read_target, draft, prompts, **settings) == plainly(target, prompts)
 
 
 @pytest.mark.slow
