@@ -10,7 +10,7 @@ from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
 from multidraft.cli.executors import executor_of
 from multidraft.cli.models import NONE, Loader, Models, check_names, default_engine, default_pair, pair_note
-from multidraft.cli.prompts import Prompt, converse, note_short_context, read_prompts
+from multidraft.cli.prompts import Prompt, converse, note_open_answers, note_short_context, read_prompts
 from multidraft.cli.report import BASELINES, Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -187,6 +187,8 @@ def decode_here(job: Job, is_conversation: bool, output: Output, models_note: st
         facts = {"run": job.reported_settings, "versions": machine.versions(), "hardware": machine.hardware()}
         job = replace(job, trace=TraceFile(output.trace, pair.tokenizer, facts))
     note_short_context(prompts, pair, job.settings["max_new_tokens"])
+    if job.chat:
+        note_open_answers(pair.tokenizer)
     if is_conversation:
         return converse(pair, lambda prompt: answer(pair, job, prompt))
     decode_all(pair, job, prompts[done:], report, output)

@@ -17,7 +17,7 @@ from multidraft.cli.models import EMBEDDED
 from multidraft.cli.options import LONE_SURROGATE
 from multidraft.errors import AdviceError
 from multidraft.generation.templates import Message, template_of
-from multidraft.generation.text import encode_messages, encode_text
+from multidraft.generation.text import encode_messages, encode_text, has_no_closing
 from multidraft.io import files, journal
 
 if TYPE_CHECKING:
@@ -145,6 +145,12 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
     if target == EMBEDDED:
         reason = "the embedded pair continues text and was never taught to chat"
     raise AdviceError(f"{reason}; continue a text with --prompt TEXT instead, or name a chat model and a draft for it")
+
+
+def note_open_answers(tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Say on stderr that a chat template shows no end of an answer."""
+    if has_no_closing(tokenizer):
+        terminal.note("the chat template shows no mark that ends an answer: chats end with the model's end of text")
 
 
 def converse(pair: "Models", answer: Callable[[Prompt], tuple[str, str]]) -> None:

@@ -17,6 +17,7 @@ from multidraft.cli import terminal
 from multidraft.cli.executors import check_address, connect, gpus_per_worker
 from multidraft.cli.imports import IMPORTED_MODULES, import_modules
 from multidraft.cli.models import Loader, default_pair, load, parse
+from multidraft.cli.prompts import note_open_answers
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
 
@@ -105,6 +106,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
             tokenizer.chat_template = self.template
         if not tokenizer.chat_template:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
+        note_open_answers(tokenizer)
         if line := defaults_note(model_defaults(target)):
             terminal.note(line)
         config, limits, plan = self.configured()

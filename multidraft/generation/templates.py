@@ -97,13 +97,15 @@ def probe(role: str, as_parts: bool = False) -> Message:
     return {"role": role, "content": [{"type": "text", "text": word, "beside": word[::-1]}] if as_parts else word}
 
 
-def texts_behind(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str]:
-    """What the chat template writes behind an answer that is the last message, and up to the next question."""
-    return text_behind(tokenizer, "user", "assistant"), text_behind(tokenizer, "user", "assistant", "user")
+def texts_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str, str]:
+    """What the chat template writes before a conversation's first word, behind a last answer, and up to a question."""
+    first, last = around_answer(tokenizer, "user", "assistant")
+    other, before_turn = around_answer(tokenizer, "user", "assistant", "user")
+    return first or other, last, before_turn
 
 
-def text_behind(tokenizer: "PreTrainedTokenizerBase", *roles: str) -> str:
-    """What the template writes behind the last answer; "" if it refuses these, or leaves the answer out."""
+def around_answer(tokenizer: "PreTrainedTokenizerBase", *roles: str) -> tuple[str, str]:
+    """What is before the first word and behind the last answer; "" if a template refuses these, or leaves it out."""
     named = tokenizer.chat_template or {}
     for template, begin in product(named.values() if isinstance(named, dict) else [named], BEGINS):
         with suppress(AdviceError):
@@ -111,5 +113,5 @@ def text_behind(tokenizer: "PreTrainedTokenizerBase", *roles: str) -> str:
             text = render(tokenizer, messages, chat_template=template, add_generation_prompt=False)
             _, answer, after = text.rpartition(WORDS["assistant"])
             if answer:
-                return after.partition(WORDS["user"])[0]
-    return ""
+                return text.partition(WORDS[(begin + roles)[0]])[0], after.partition(WORDS["user"])[0]
+    return "", ""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from multidraft.generation.templates import Message, render, texts_behind
+from multidraft.generation.templates import Message, render, texts_around
 from multidraft.sampling import thinking
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 SHOWN_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # whose letters are their own; others come behind
 HIDDEN_BYTES = [byte for byte in range(256) if byte not in SHOWN_BYTES]
 BYTE_OF_LETTER = {chr(byte): byte for byte in SHOWN_BYTES} | {chr(256 + n): byte for n, byte in enumerate(HIDDEN_BYTES)}
-PLAIN_TAG, ROLE = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])"), re.compile(r" ?\w")
+PLAIN_TAG = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")
 
 
 def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool = True) -> list[int]:
@@ -73,26 +73,30 @@ def closing_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The token that ends an answer by the chat template; None without a template, or where it writes none.
 
     Of the markers behind an answer it is the last one before the next turn begins: the last that is there at the end of
-    the conversation, too, unless a role follows it. The tokenizer's end of text goes first.
+    the conversation, too, unless conversations begin with it. The tokenizer's end of text goes first.
     """
-    last, before_turn = (tokens_of(tokenizer, text, False) for text in texts_behind(tokenizer))
-    shared = takewhile(lambda tokens: tokens[0] == tokens[1], zip(last, before_turn, strict=False))
-    places = [place for place, (token, _) in enumerate(shared) if is_marker(tokenizer, token)]
-    if len(places) > 1 and ROLE.match(decode(tokenizer, last[places[-1] + 1 :])):
-        del places[-1]  # it begins the next answer, which the template always does
-    closings = [last[place] for place in places]
+    first, last, before_turn = (tokens_of(tokenizer, text, False) for text in texts_around(tokenizer))
+    begins = [*takewhile(lambda token: is_marker(tokenizer, token), first)]
+    shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, before_turn, strict=False))]
+    closings = [token for token in shared if is_marker(tokenizer, token)]
     if tokenizer.eos_token_id in closings:
         return tokenizer.eos_token_id
+    closings = [token for token in closings if token not in begins] or closings
     others = (token for token in (*last, *before_turn) if is_marker(tokenizer, token))
     return closings[-1] if closings else next(others, None)
 
 
 def closing_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """The tag behind an answer, if it is plain text to the tokenizer: a stop string of chats."""
-    last, before_turn = texts_behind(tokenizer)
+    _, last, before_turn = texts_around(tokenizer)
     tag = PLAIN_TAG.match(last)
     has_marker = any(is_marker(tokenizer, token) for token in tokens_of(tokenizer, last, False))
     return [tag[1]] if tag and not has_marker and (before_turn or last).startswith(tag[0]) else []
+
+
+def has_no_closing(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether there is a chat template, and nothing in it that ends an answer."""
+    return bool(tokenizer.chat_template) and closing_token(tokenizer) is None and not closing_texts(tokenizer)
 
 
 def thinking_of(tokenizer: "PreTrainedTokenizerBase", prompt: Sequence[int], template: str) -> bool | None:

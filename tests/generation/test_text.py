@@ -163,6 +163,8 @@ CLOSINGS = {  # templates, and the token behind an answer
     "the text's end before another marker": (TURNS.replace("<|im_end|>", "</s><|end|>"), EOS),
     "the text's end behind the last answer": (TURNS + "{{ eos_token }}", "<|im_end|>"),
     "the next answer always begins": (TURNS + "<|user|>assistant\n", "<|im_end|>"),
+    "it begins with two markers": (TURNS.replace("{{ m.role }}", "{{ '<|end|>' if m.role == 'user' else '<|return|>' "
+                                                 "}}") + "<|user|><|return|>", "<|im_end|>"),
     "the same, and a system message": ("<|user|>system\nHi<|im_end|>\n" + TURNS + "<|user|>assistant\n", "<|im_end|>"),
 }  # fmt: skip
 

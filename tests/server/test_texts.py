@@ -12,7 +12,7 @@ from templates import CHATML, FAMILIES, Family, writer
 from transformers import GenerationConfig
 
 import multidraft as md
-from multidraft.cli import decode
+from multidraft.cli import decode, replicas
 from multidraft.cli.models import Models
 from multidraft.cli.serve import template_of
 from multidraft.generation.text import closing_token, encode_messages, encode_text, text_ends
@@ -281,6 +281,22 @@ def test_a_chat_ends_where_the_template_writes_it(kind, monkeypatch):
             command(World(FAMILIES["Qwen 2.5"], tokenizer, model, tokens, client), monkeypatch, "Hi", "--chat")
             == ANSWER
         )
+
+
+@pytest.mark.parametrize(
+    ("template", "says"), [(CHATML, False), ("{% for m in messages %}{{ m.content }}\n{% endfor %}", True)]
+)
+def test_a_template_that_ends_no_answer_is_named(template, says, monkeypatch):
+    tokenizer = Family(template, "", "<|endoftext|>", "").tokenizer
+    model = writer(tokenizer, tokenizer(f"{ANSWER}<|endoftext|>")["input_ids"])
+    monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
+    monkeypatch.setattr(replicas, "load", lambda *_: (model, None, tokenizer))
+    names = ["--target", "embedded", "--draft", "none", "--chat", "--prompt", "Hi"]
+    assert ("shows no mark that ends an answer" in run("generate", *names).stderr) == says
+    notes = list[str]()
+    monkeypatch.setattr(replicas.terminal, "note", notes.append)
+    replicas.Serving("embedded", "none").service()
+    assert any("shows no mark that ends an answer" in note for note in notes) == says
 
 
 def test_named_templates_are_chosen_as_in_transformers(monkeypatch):
