@@ -8,7 +8,7 @@ from typing import Any, Literal
 from multidraft.errors import AdviceError
 from multidraft.io.fields import Items, Maybe, Number, Object, Table, Text, Whole
 from multidraft.judging.laws import Reported
-from multidraft.judging.observation import BROKEN_CHARACTER, Token
+from multidraft.judging.observation import BROKEN_CHARACTER, ID_PREFIX, Token
 
 COMPLETE_MASS = 0.999  # a list whose probabilities sum to as much leaves out no token that matters
 LISTED_PER_JUDGED = 2  # other tokens take some places: tokens of equal texts, and the one that came
@@ -55,6 +55,7 @@ def dialect_of(models: Any) -> Dialect:
 
 
 MAX_ITEMS, MAX_TOKEN_ID = 10**6, 2**31  # of a list in an answer, which is bounded as a whole; numbers of tokens
+MAX_DIGITS = 9  # of such a number in a name
 LOGPROB = Number(-math.inf, 1e-3)  # rounding may leave it a little above 0; a NaN is none
 IDS, LISTED = (
     Items(Whole(0, MAX_TOKEN_ID), 0, MAX_ITEMS),
@@ -142,4 +143,14 @@ def entries_of(choice: dict[str, Any]) -> Iterator[Entry]:
             "tokens; judge a server that gives each of its tokens these"
         )
     for place, (text, logprob, top) in enumerate(zip(texts, logprobs, tops, strict=False)):
-        yield Entry(str(text), logprob, top or {}, ids[place] if len(ids) == len(texts) else None)
+        yield Entry(str(text), logprob, top or {}, ids[place] if len(ids) == len(texts) else number_in(text))
+
+
+def number_in(name: str) -> int | None:
+    """The number that a token is named by, if it is named by one.
+
+    >>> number_in("token_id:7"), number_in("7"), number_in("token_id:x")
+    (7, None, None)
+    """
+    number = name.removeprefix(ID_PREFIX)
+    return int(number) if number != name and number.isdecimal() and len(number) <= MAX_DIGITS else None

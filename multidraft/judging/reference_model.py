@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError
 from multidraft.judging.laws import Reported, Settings
-from multidraft.judging.observation import ID_PREFIX, Completion, Token
+from multidraft.judging.observation import BROKEN_CHARACTER, ID_PREFIX, Completion, Token
 from multidraft.judging.reference import OTHER_TOKENS, Reference, Scores
 
 if TYPE_CHECKING:
@@ -103,7 +103,11 @@ class ModelReference(Reference):
         prefixes = [torch.tensor(prompt + ids[:place]) for place in range(len(ids))] if sampling.looks_back else None
         logs = log_distributions(logits, [sampling] * len(ids), prefixes)
         has_numbers = all(token.text.startswith(ID_PREFIX) for token in completion.tokens)
-        name = (lambda token: f"{ID_PREFIX}{token}") if has_numbers else self.text_of
+
+        def name(token: int) -> str:
+            text = self.text_of(token)
+            return f"{ID_PREFIX}{token}" if has_numbers or BROKEN_CHARACTER in text else text
+
         return [
             Token(name(token), score.logprob, tuple((name(t), v) for t, v in score.top if v > LOG_ZERO), 0, token)
             for token, score in zip(ids, top_logprobs(logs, ids, self.top), strict=True)

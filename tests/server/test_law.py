@@ -6,6 +6,8 @@ from collections import Counter
 import pytest
 from serving import complete, letters, served, service, toy
 
+import multidraft as md
+from multidraft.judging.reference_model import ModelReference
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.server import answers
@@ -62,6 +64,9 @@ def test_a_biased_server_is_caught(monkeypatch):
     assert distance(0.6, 2, 192) > distance_bound(SIZE**2, 192)
 
 
+PARTS = "ab\xe2\xe3\xe4\xe5"  # bytes, of which four are parts of characters
+
+
 def names_by_what_came(client) -> set[int]:
     """After which tokens the names of the two likeliest are others for another token that comes; all are tried."""
     changing = set()
@@ -77,7 +82,7 @@ def names_by_what_came(client) -> set[int]:
 
 def test_names_of_the_likeliest_do_not_tell_what_came(monkeypatch):
     """Four of six tokens are parts of characters; where the one that came had the text, the others were renamed."""
-    with served(toy("ab" + "\xe2\xe3\xe4\xe5")) as client:
+    with served(toy(PARTS)) as client:
         assert not names_by_what_came(client)
 
         def first_come(texts, tops):
@@ -86,3 +91,13 @@ def test_names_of_the_likeliest_do_not_tell_what_came(monkeypatch):
 
         monkeypatch.setattr(answers, "token_names", first_come)
         assert names_by_what_came(client)
+
+
+def test_a_model_is_a_reference_for_parts_of_characters():
+    """The server says their numbers, so that no text is skipped, and bets are made on the model's own law."""
+    with served(toy(PARTS)) as client:
+        reference = ModelReference(TableModel(random_table(6, 2, 1), 6), letters(PARTS), top=2)
+        settings = {"prompts": ["ab", "ba"], "budget_tokens": 60, "max_tokens": 4, "num_logprobs": 4}
+        verdict = md.judge(str(client.base_url), "toy", reference=reference, **settings)
+    assert verdict.compared.skipped_texts == 0
+    assert (verdict.reasons, verdict.bets[1].tokens) == ([], verdict.bets[0].tokens)
