@@ -36,7 +36,7 @@ def main() -> int:
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 10_200),
         ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 28_200),
-        ("docs and README, written words", sum(map(words, pages)), 19_000),
+        ("docs and README, written words", sum(map(words, pages)), 19_100),
     ]
     for name, size, limit in rows:
         note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"
