@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.cli import report
+from multidraft.decoding.metrics import Info
 from multidraft.generation import DEFAULT_TREE
 from multidraft.verification import registry
 from multidraft.zoo import FOLDER, load_pair
@@ -91,6 +92,16 @@ def test_snippets_run(snippet, names, monkeypatch):
     with redirect_stdout(StringIO()) as printed:
         exec(code, known)
     assert snippet.printed in (None, printed.getvalue())
+
+
+def test_reports_have_the_names_that_the_pages_say():
+    """The table of docs/metrics.md has all, and no other; what pages call `info.name` is there."""
+    table = (ROOT / "docs" / "metrics.md").read_text().split("## Traces")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == Info().as_dict().keys()
+    named = {(page, name) for page in PAGES for name in re.findall(r"`info\.(\w+)", page.read_text())}
+    assert len(named) > 3
+    assert [(str(page), name) for page, name in named if name not in dir(Info())] == []
 
 
 def test_the_demo_compares_enough_for_a_verdict():
