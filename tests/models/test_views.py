@@ -16,6 +16,7 @@ from weakref import ref
 
 import pytest
 import torch
+import transformers
 from heads import head_of
 from hybrids import hybrid
 from tiny import tiny_model
@@ -24,7 +25,7 @@ from torch.nn.utils import parametrizations, vector_to_parameters
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.models import packing
+from multidraft.models import compat, packing
 from multidraft.models.huggingface import CausalLM, reader
 from multidraft.models.packing import PackedLinear, view_of
 
@@ -36,9 +37,13 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma3": lambda: tiny_model("gemma3", **NORMED),
     "gpt2": lambda: tiny_model("gpt2", n_embd=128),
     "phi": lambda: tiny_model("phi", **SIZES),
+}
+HYBRID_FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3_5": lambda: hybrid("qwen3_5", **NORMED),  # its trees are read in one pass
     "lfm2": lambda: hybrid("lfm2", **SIZES),  # as paths
 }
+if compat.Version(transformers.__version__) >= compat.STATES:
+    FAMILIES |= HYBRID_FAMILIES
 DTYPES = torch.float32, torch.bfloat16
 IDS = [3, 14, 15, 9, 2, 6]
 SEEN = 1, 2  # hidden states
@@ -249,6 +254,7 @@ def change_class(module: Any) -> None:
 
 ADDITIONS = [add_hook, add_pre_hook, replace_forward, bind_forward, change_class]
 CASES = [(*case, torch.float32) for case in product(("llama", "gemma3", "qwen3_5"), (add_hook, replace_forward))]
+CASES = [case for case in CASES if case[0] in FAMILIES]
 SLOW_CASES = [case for case in product(FAMILIES, ADDITIONS, DTYPES) if case not in CASES]
 
 
@@ -270,7 +276,7 @@ def test_what_is_put_into_any_module_runs(family: str, addition: Any, dtype: tor
     assert changed > len(names) / 2
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_5", "gpt2"])
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() & {"llama", "gemma3", "qwen3_5", "gpt2"}))
 def test_hooks_get_the_users_modules(family: str) -> None:
     """Who asks which module it was finds it; the model is as it was, to the last attribute."""
     model = new_model(family)
@@ -288,7 +294,7 @@ def test_hooks_get_the_users_modules(family: str) -> None:
     assert {module: set(vars(module)) for module in model.modules()} == attributes
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_5", "lfm2"])
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() & {"llama", "qwen3_5", "lfm2"}))
 def test_a_patched_class_and_global_hooks_are_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = new_model(family)
     plain, linear = ours(model), nn.Linear.forward
@@ -335,7 +341,7 @@ def test_parametrised_and_replaced_layers_are_seen() -> None:
     assert error(model) < tolerance(model)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_5"])
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() & {"llama", "gemma3", "qwen3_5"}))
 def test_hidden_states_are_the_models(family: str) -> None:
     """Also where somebody has asked for them before, and with hooks and new weights."""
     for asked_before in (False, True):
