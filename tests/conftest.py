@@ -8,6 +8,8 @@ import gc
 import os
 from zlib import crc32
 
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # torch comes before multidraft here, which would say so
+
 import jaxtyping
 import pytest
 import scipy.stats  # noqa: F401

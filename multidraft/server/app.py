@@ -179,7 +179,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, body: GenerationBody, response_type: type[Completion]) -> Response:
         check_name(service, body.model)
         engine_requests = await service.in_worker(service.make_requests, body)
-        ignored = await service.in_worker(body.ignored, service.template_of(body))
+        ignored = await service.in_worker(body.ignored_names, service.template_of(body))
         answers = response_type(service, body, engine_requests, request.scope.get("request_id", ""))
         return with_ignored(await reply(request, answers), ignored)
 
@@ -190,7 +190,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
         check_name(service, body.model)
         chat = await service.in_worker(body.as_chat)
         engine_requests = await service.in_worker(service.make_requests, chat)
-        ignored = await service.in_worker(body.ignored, service.template_of(chat))
+        ignored = await service.in_worker(body.ignored_names, service.template_of(chat))
         answers = Responses(service, chat, engine_requests, request.scope.get("request_id", ""), body)
         return with_ignored(await reply(request, answers), ignored)
 
@@ -211,7 +211,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         token_texts = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         facts = {"count": len(tokens), "max_model_len": service.context}
         response = json_response(facts | {"tokens": tokens, "token_strs": token_texts})
-        return with_ignored(response, body.ignored(service.template_of(body)))
+        return with_ignored(response, body.ignored_names(service.template_of(body)))
 
     def text_of(body: DetokenizeBody) -> Response:
         if unknown := [token for token in body.tokens if token >= service.vocabulary]:

@@ -99,14 +99,14 @@ class GenerationBody(SamplingBody, PromptBody):
         return with_our_names(body, cls.route) if isinstance(body, dict) else body
 
     @property
-    def given(self) -> dict[str, Any]:
+    def sent_fields(self) -> dict[str, Any]:
         """The fields that were sent."""
         return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
 
-    def ignored(self, template: str) -> list[str]:
+    def ignored_names(self, template: str) -> list[str]:
         """The names of fields that have no effect."""
         unknown = [f"stream_options.{name}" for name in self.stream_options or {} if name not in STREAM_OPTIONS]
-        return [*ignored_fields(self.given, self.route), *unknown]
+        return [*ignored_fields(self.sent_fields, self.route), *unknown]
 
     @property
     def stops(self) -> list[str]:
@@ -233,8 +233,8 @@ class ChatBody(Conversation, GenerationBody):
     top_logprobs: Count | None = None
     parallel_tool_calls: bool | None = None
 
-    def ignored(self, template: str) -> list[str]:
-        return [*super().ignored(template), *self.unread_settings(template)]
+    def ignored_names(self, template: str) -> list[str]:
+        return [*super().ignored_names(template), *self.unread_settings(template)]
 
     @cached_property
     def functions(self) -> dict[str, dict[str, Any]]:
@@ -263,7 +263,7 @@ class TokenizeBody(Conversation):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)] | None = None
     return_token_strs: bool | None = None
 
-    def ignored(self, template: str) -> list[str]:
+    def ignored_names(self, template: str) -> list[str]:
         """The names of fields that have no effect; raises AdviceError on one that would change a prompt."""
         unread = dict(self.model_extra or {})
         ignored_fields(unread, "chat")  # raises on one that is refused
@@ -308,7 +308,7 @@ def sampling_of(
 
 def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
     """Raise on fields and values that are out of range or not supported."""
-    ignored_fields(body.given, body.route)  # raises on one that is refused
+    ignored_fields(body.sent_fields, body.route)  # raises on one that is refused
     for served, value in sampling_values(body).items():
         check_setting(SETTINGS_BY_FIELD[served], value, served)
     if body.seed is not None:

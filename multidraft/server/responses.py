@@ -42,29 +42,29 @@ class ResponsesBody(BaseModel):
 
     def as_chat(self) -> ChatBody:
         """The same as the request of a chat; raises AdviceError on what is not supported."""
-        given = self.given
-        ignored_fields(given, "responses")  # raises on one that is refused
+        sent = self.sent_fields
+        ignored_fields(sent, "responses")  # raises on one that is refused
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         if not items:
             raise AdviceError("input is empty; give it a text, or a message")
-        shared = {name: value for name, value in given.items() if name in SHARED_FIELDS}
+        shared = {name: value for name, value in sent.items() if name in SHARED_FIELDS}
         shared |= {"max_completion_tokens": self.max_output_tokens, "response_format": response_format(self.text)}
         return ChatBody.model_validate(shared | {"messages": [*system, *map(message_of, items)]})
 
     @property
-    def given(self) -> dict[str, Any]:
+    def sent_fields(self) -> dict[str, Any]:
         """The fields that were sent."""
         return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
 
-    def ignored(self, template: str) -> list[str]:
+    def ignored_names(self, template: str) -> list[str]:
         """The names of fields that have no effect."""
-        return ignored_fields(self.given, "responses")
+        return ignored_fields(self.sent_fields, "responses")
 
     def settings(self, defaults: Mapping[str, Any]) -> Json:
         """The settings as a response repeats them, with defaults."""
         names = ("instructions", "max_output_tokens")
-        values = {name: self.given.get(name) for name in ("temperature", "top_p")}
+        values = {name: self.sent_fields.get(name) for name in ("temperature", "top_p")}
         numbers = {name: defaults.get(name, 1.0) if value is None else value for name, value in values.items()}
         form = {"format": (self.text or {}).get("format") or {"type": "text"}}
         fixed = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "previous_response_id": None}

@@ -171,7 +171,7 @@ def resolve(text: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             raise AdviceError(f"{key} is no setting in a scheme's name; give the number of drafts beside it")
         if settings.setdefault(key, value) != value:
             raise AdviceError(f"{key} is set to {value} in the name and to {settings[key]} beside it; set it once")
-    return name if name in SCHEMES or name in entries() else imported(name), settings
+    return name if name in SCHEMES or name in entries() else imported_scheme(name), settings
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -185,7 +185,7 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def imported(name: str) -> Any:
+def imported_scheme(name: str) -> Any:
     """What `module:function` names in a module that has been imported: a name alone, mistyped say, runs no code."""
     module, _, attribute = name.partition(":")
     if module not in sys.modules:

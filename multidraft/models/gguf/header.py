@@ -142,11 +142,11 @@ def header_of(path: Path) -> Header:
         stat = path.stat()
     except OSError as error:
         raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
-    return scanned(path, stat.st_size, stat.st_mtime_ns)
+    return header_of_version(path, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(16)
-def scanned(path: Path, _: int, __: int) -> Header:
+def header_of_version(path: Path, _: int, __: int) -> Header:
     """The header of a file of this size and time."""
     return read(path, lambda cursor: Header(scan(cursor), frozenset(cursor.types)))
 
