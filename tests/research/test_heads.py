@@ -221,13 +221,13 @@ class Letters:
 
     chat_template, eos_token, eos_token_id, bos_token_id = "x", "!", 0, None
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [0 if letter == "!" else ord(letter) % 60 + 1 for letter in text]}
 
     def apply_chat_template(self, turns, **_: object) -> str:
         return f"U{turns[0]['content']}!A"
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: list[int], **_: object) -> str:
         return "".join("abcdefghij"[token % 10] for token in tokens)
 
 
