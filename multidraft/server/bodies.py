@@ -34,7 +34,20 @@ SAMPLING_FIELDS: dict[str, Any] = {
     for known in SETTINGS.values()
     if known.served
 }
-SamplingBody: Any = create_model("SamplingBody", __config__=ConfigDict(extra="allow"), **SAMPLING_FIELDS)
+
+
+class OpenBody(BaseModel):
+    """A body that takes fields which it does not know, too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def sent_fields(self) -> dict[str, Any]:
+        """The fields that were sent."""
+        return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
+
+
+SamplingBody: Any = create_model("SamplingBody", __base__=OpenBody, **SAMPLING_FIELDS)
 
 
 def as_biases(biases: Any) -> Any:
@@ -97,11 +110,6 @@ class GenerationBody(SamplingBody, PromptBody):
     def rename_fields(cls, body: Any) -> Any:
         """Give fields the names that they have here."""
         return with_our_names(body, cls.route) if isinstance(body, dict) else body
-
-    @property
-    def sent_fields(self) -> dict[str, Any]:
-        """The fields that were sent."""
-        return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
 
     def ignored_names(self, template: str) -> list[str]:
         """The names of fields that have no effect."""

@@ -6,12 +6,12 @@ A request becomes that of a chat, and is answered like one. Nothing is stored.
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.errors import AdviceError, shown
 from multidraft.server.answers import Chat, Choice, Json, Piece, encode_json, text_of
-from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, PositiveCount
+from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, OpenBody, PositiveCount
 from multidraft.server.fields import FIELDS, ignored_fields
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
@@ -24,10 +24,8 @@ SHARED_FIELDS = [  # with a chat
 ]
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(OpenBody):
     """Instructions and a conversation to answer."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str
     input: LongText | Annotated[list[dict[str, Any]], FAIL_FAST]
@@ -51,11 +49,6 @@ class ResponsesBody(BaseModel):
         shared = {name: value for name, value in sent.items() if name in SHARED_FIELDS}
         shared |= {"max_completion_tokens": self.max_output_tokens, "response_format": response_format(self.text)}
         return ChatBody.model_validate(shared | {"messages": [*system, *map(message_of, items)]})
-
-    @property
-    def sent_fields(self) -> dict[str, Any]:
-        """The fields that were sent."""
-        return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
 
     def ignored_names(self, template: str) -> list[str]:
         """The names of fields that have no effect."""
