@@ -249,11 +249,6 @@ def profile_for(pair: MeasuredPair, file: Path | None = None) -> Profile:
     return LOADED_PROFILES[file]
 
 
-def adopt(pair: MeasuredPair, text: str) -> None:
-    """Use the profile of another process, in JSON, so that processes that share work choose the same trees."""
-    LOADED_PROFILES[place(pair.identity)] = Profile.from_json(text)
-
-
 def place(identity: dict[str, Any]) -> Path:
     """The file in the cache of the profile with this identity."""
     return files.cache() / "plans" / f"{checksum(identity)}.json"

@@ -1,30 +1,22 @@
-"""Decode prompts batch by batch in this process, or in shards by local processes or a Ray cluster.
-
-Shards do not depend on the number of workers, each prompt has its own random numbers, and all workers use one plan.
-So the texts equal those of one worker. The calling process writes one file per shard, in order.
-"""
+"""What `multidraft generate` decodes, and one batch of it; each prompt has its own random numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from multidraft.cli import terminal
-from multidraft.cli.executors import Executor, run
 from multidraft.cli.models import Loader, Models, load, parse
 from multidraft.cli.options import check_drafting
 from multidraft.cli.prompts import Prompt, check_template, digest, encode
-from multidraft.io import files
-from multidraft.io.journal import Journal, Record
+from multidraft.io.journal import Journal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft.autotune.controller import Limits
-    from multidraft.autotune.plans import MeasuredPair
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace import TraceFile
@@ -32,9 +24,6 @@ if TYPE_CHECKING:
     from multidraft.sampling.grammar import Grammar
 
 SEED_STRIDE = 1_000_003
-MIN_SHARD_PROMPTS = 16  # rounded up to whole batches; a stop loses at most one shard per worker
-MEASURED_PROMPTS = 32  # to measure a pair with
-ADOPTED_PLAN = {"plan": None, "tune_budget": 0.0}  # settings of a process that has adopted a plan
 Decoded = tuple[list[str], "Info"]  # texts, and metrics
 
 
@@ -51,7 +40,6 @@ class Job:
     seed: int
     settings: dict[str, Any]
     trace: "TraceFile | None" = None
-    plan: str | None = None  # in JSON; shared by several processes
     schema: str | None = None  # a JSON schema that texts must follow
 
     def stops(self, pair: Models) -> list[str]:
@@ -67,19 +55,11 @@ class Job:
         models = {"target": self.target, "draft": self.draft}
         return models | self.settings | form | {"batch": self.batch, "seed": self.seed}
 
-    def journal(self, path: Path, prompts: list[Prompt], **extra: object) -> Journal:
-        """The journal of the prompts' texts; it is continued only if its settings, with `extra`, are the same."""
+    def journal(self, path: Path, compare: bool) -> Journal:
+        """The journal of the prompts' texts; it is continued only if all that they depend on is the same."""
         settings = {"results": "multidraft generate"} | self.reported_settings | {"chat": self.chat}
-        return Journal(path, settings | {"engine": self.loader.engine} | extra | {"prompts": digest(prompts)})
-
-    @cached_property
-    def limits(self) -> "Limits | None":
-        """The limits of trees that are chosen while decoding; None for a fixed tree, or without a draft."""
-        from multidraft.generation.inputs import resolve_config
-
-        settings = self.settings
-        scheme, tree, walk, plan = (settings[name] for name in ("scheme", "tree", "walk", "plan"))
-        return resolve_config(scheme, tree, walk, plan, len(parse(self.draft)))[1]
+        run = {"engine": self.loader.engine, "compare": compare, "prompts": digest(self.prompts)}
+        return Journal(path, settings | run)
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
@@ -88,28 +68,18 @@ class Job:
         settings = self.settings
         check_all(settings, called=lambda name: f"--{name.replace('_', '-')}")
         check_drafting(settings["scheme"], settings["tree"], settings["plan"])
-        _ = self.limits  # computing them checks the scheme and the tree
+        from multidraft.generation.inputs import resolve_config  # only now: it loads torch
+
+        scheme, tree, walk, plan = (settings[name] for name in ("scheme", "tree", "walk", "plan"))
+        resolve_config(scheme, tree, walk, plan, len(parse(self.draft)))
 
     @cached_property
     def models(self) -> Models:
-        """The models, loaded in the process that decodes; raises if --chat needs a chat template and there is none."""
-        from multidraft.autotune import plans
-
+        """The models, loaded when they are needed; raises if --chat needs a chat template and there is none."""
         models = load(self.target, self.draft, self.loader)
         if self.chat:
             check_template(models.tokenizer, self.target)
-        if self.plan is not None:
-            plans.adopt(self.subject(models, []), self.plan)
         return models
-
-    def subject(self, pair: Models, prompts: list[Prompt]) -> "MeasuredPair":
-        """The pair, scheme and prompts that a plan is measured with."""
-        from multidraft.autotune.plans import MeasuredPair
-        from multidraft.verification.registry import scheme
-
-        assert pair.draft is not None  # trees are chosen only for a draft
-        texts = [prompt.tokens for prompt in prompts]
-        return MeasuredPair(pair.target, pair.draft, scheme(self.settings["scheme"]), self.settings["walk"], texts)
 
     def settings_for(self, target: "Model") -> dict[str, Any]:
         """The settings with those that the target's configuration recommends in place of what is left open."""
@@ -220,63 +190,3 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
         **job.settings_for(pair.target) | {"stop": job.stops(pair)},
     )
     return texts.close(), info
-
-
-def decode_shard(job: Job, shards: list[list[Prompt]], shard: int) -> Record:
-    """Decode a shard in a worker; `job` caches its models."""
-    prompts, records = job.encoded(shards[shard]), list[Record]()
-    decoding_job = job if job.plan is None else replace(job, settings=job.settings | ADOPTED_PLAN)
-    for first in range(0, len(prompts), job.batch):
-        texts = Texts(job.models.tokenizer, prompts[first : first + job.batch], job.stops(job.models))
-        pairs = zip(texts.prompts, decode(job.models, decoding_job, texts)[0], strict=True)
-        records += [{"id": prompt.id, "task": prompt.task, "text": text} for prompt, text in pairs]
-    return {"records": records}
-
-
-def make_plan(job: Job, _: int) -> Record:
-    """Make the plan that all shards choose trees by, before they are decoded, on a machine that decodes them.
-
-    The record holds the plan as JSON: a known one, or one that is measured with the prompts.
-    """
-    from multidraft.autotune.plans import profile_for
-    from multidraft.autotune.tuning import measure
-    from multidraft.generation.inputs import plan_file
-
-    subject = job.subject(job.models, job.encoded(job.prompts[:MEASURED_PROMPTS]))
-    profile = profile_for(subject, plan_file(job.settings["plan"], job.limits))
-    budget = job.settings["tune_budget"]
-    if budget and not profile.known:
-        measure(subject, profile, budget, [job.settings_for(job.models.target)["temperature"]], [job.batch])
-    return {"plan": profile.as_json()}
-
-
-def decode_in_shards(job: Job, folder: Path, executor: Executor, as_json: bool) -> None:
-    """Decode the shards that the folder does not have yet."""
-    from tqdm import tqdm
-
-    files.make_folder(folder, "--jsonl")
-    size = -(-MIN_SHARD_PROMPTS // job.batch) * job.batch
-    shards = [job.prompts[first : first + size] for first in range(0, len(job.prompts), size)]
-
-    def journal(shard: int) -> Journal:
-        return job.journal(folder / f"{shard:06}.jsonl", shards[shard], shard=shard)
-
-    shards_left = [shard for shard, prompts in enumerate(shards) if len(journal(shard).records) < len(prompts)]
-    shards_done = len(shards) - len(shards_left)
-    try:
-        if shards_left and job.limits is not None:  # reads the folder's plan, or makes one
-            plan = job.journal(folder / "plan.jsonl", job.prompts, shard=None)
-            run(partial(make_plan, job), 1, plan, executor, "measuring the pair")
-            job = replace(job, plan=plan.records[0]["plan"])
-        decoded = executor(partial(decode_shard, job, shards), shards_left) if shards_left else []
-        bar = tqdm(decoded, total=len(shards), initial=shards_done, desc="decoding", unit="shard")
-        for shard, record in zip(shards_left, bar, strict=True):
-            texts = journal(shard)
-            for text in record["records"][len(texts.records) :]:
-                texts.append(text)
-            shards_done += 1
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped after {shards_done} of {len(shards)} shards") from None
-    if as_json:
-        return terminal.print_json({"folder": str(folder), "shards": len(shards), "prompts": len(job.prompts)})
-    terminal.note(f"the texts of {len(job.prompts)} prompts are in {folder}, a file for each {size}")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from multidraft import machine
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
-from multidraft.cli.executors import executor_of
+from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode
 from multidraft.cli.models import NONE, Loader, Models, check_names, default_engine, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_open_answers, note_short_context, read_prompts
 from multidraft.cli.report import BASELINES, Report, baselines, run_baseline
@@ -20,9 +19,7 @@ from multidraft.sampling.params import DEFAULT_NEW_TOKENS, RECOMMENDED, SETTINGS
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
 
-JSONL_HELP = (
-    "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
-)
+JSONL_HELP = "Write each result as it comes; the same command resumes a stopped run."
 MAX_NUM_SEQS_HELP = "Prompts decoded at a time; as one ends, the next is read. Results come 16 for each of these."
 ALL_BASELINES = "all"  # baselines
 BASELINES_HELP = "With --compare, transformers' drafting that is run too: all, none, lookup or assisted."
@@ -79,14 +76,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Run:
-    """Batches, seed, compilation and workers."""
+    """Batches, seed and compilation."""
 
     batch: Annotated[int, o.option("Prompts decoded side by side, up to the end of the longest.", o.RUN, min=1)] = 1
     max_num_seqs: Annotated[int | None, o.option(MAX_NUM_SEQS_HELP, o.RUN, "--max-num-seqs", min=1)] = None
     seed: o.Seed = None
     compiles: Annotated[bool, o.option("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
-    workers: o.Workers = None
-    ray: o.Ray = None
 
 
 @dataclass(frozen=True)
@@ -116,15 +111,6 @@ class Output:
         if self.trace is not None and self.jsonl is not None and self.trace.resolve() == self.jsonl.resolve():
             raise AdviceError("--trace and --jsonl are one file; choose two")
 
-    def shards_folder(self, is_conversation: bool) -> Path:
-        """The folder for several workers' shards; raises on options that they do not support."""
-        if self.jsonl is None:
-            raise AdviceError("--workers and --ray write shards into a folder; name it by --jsonl FOLDER")
-        options = {"a conversation": is_conversation, "--trace": self.trace, "--compare": self.compare}
-        for name in (name for name, value in options.items() if value):
-            raise AdviceError(f"{name} needs one process; leave it out, or leave out --workers and --ray")
-        return self.jsonl
-
 
 @o.grouped
 def generate(
@@ -147,27 +133,20 @@ def generate(
         settings["tune_budget"] = 0.0  # timed trees would depend on the clock
     batch = max(run.batch, PROMPTS_PER_ROW * (run.max_num_seqs or 0))
     job = Job(target, draft, loader, prompts, source.chat, batch, run.seed or 0, settings, schema=form.schema)
-    in_shards = (run.workers or 1) > 1 or run.ray is not None
-    if not in_shards:
-        output.check(source, source.prompts, form.json_schema, models.target, models.draft, drafting.plan)
-    if run.ray is None:  # else they are where the workers are
-        check_names(target, draft, engine)
+    output.check(source, source.prompts, form.json_schema, models.target, models.draft, drafting.plan)
+    check_names(target, draft, engine)
     job.check()
-    if in_shards:
-        folder = output.shards_folder(source.is_conversation)
-        with files.hold(folder, output.wait):
-            return decode_in_shards(job, folder, executor_of(run.workers, run.ray), output.as_json)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
         models_note = pair_note(target, draft, (models.target, models.draft), engine)
-        decode_here(job, source.is_conversation, output, models_note)
+        decode_prompts(job, source.is_conversation, output, models_note)
 
 
-def decode_here(job: Job, is_conversation: bool, output: Output, models_note: str | None) -> None:
-    """Decode in this process, and report; a note says which models were taken if they were not named."""
+def decode_prompts(job: Job, is_conversation: bool, output: Output, models_note: str | None) -> None:
+    """Decode, and report; a note says which models were taken if they were not named."""
     from multidraft.decoding.trace import TraceFile
     from multidraft.sampling.generation_config import defaults_note, model_defaults
 
-    journal = job.journal(output.jsonl, job.prompts, compare=output.compare) if output.jsonl else None
+    journal = job.journal(output.jsonl, output.compare) if output.jsonl else None
     done, count = len(journal.records) if journal else 0, len(job.prompts)
     if done:
         terminal.note(f"{output.jsonl} has {done} of {count} prompts; going on with the others")

@@ -15,7 +15,6 @@ from typer.core import TyperCommand
 
 from multidraft.autotune.limits import Limits
 from multidraft.cli import completion
-from multidraft.cli.executors import RAY_HELP, WORKERS_HELP
 from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, TARGET_HELP, TRUST_HELP
 from multidraft.decoding.shapes import TreeShape
 from multidraft.errors import AdviceError
@@ -53,8 +52,6 @@ Scheme = Annotated[str, option(SCHEME_HELP, DRAFTING, autocompletion=completion.
 Walk = Annotated[str, option("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)]
 Seed = Annotated[int | None, option(SEED_HELP, RUN, min=0, max=2**32)]
 Limit = Annotated[int | None, option("Only the first N prompts of the file.", PROMPTS, min=1)]
-Workers = Annotated[int | None, option(WORKERS_HELP, RUN, min=1, max=1024)]
-Ray = Annotated[str | None, option(RAY_HELP, RUN)]
 Wait = Annotated[bool, option("If another run writes to the same place, wait for its end.", RUN, "--wait")]
 Json = Annotated[bool, option("Print JSON, and progress on stderr.", OUTPUT, "--json")]
 

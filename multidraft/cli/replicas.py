@@ -1,23 +1,19 @@
-"""The settings of `multidraft serve`, and replicas on Ray; `application` is for `serve deploy`.
+"""Replicas of `multidraft serve` on Ray; `application` is for `serve deploy`.
 
 A replica runs the same app behind Ray Serve's proxies. It receives only the settings, and loads the models itself.
 """
 
-import re
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from multidraft.cli import options as o
-from multidraft.cli import terminal
-from multidraft.cli.executors import check_address, connect, gpus_per_worker
 from multidraft.cli.imports import IMPORTED_MODULES, import_modules
-from multidraft.cli.models import Loader, default_pair, load, parse
-from multidraft.cli.prompts import note_open_answers
+from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
 
@@ -25,96 +21,18 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from ray.serve import Application
 
-    from multidraft.autotune.controller import Limits as TreeLimits
-    from multidraft.decoding.state import DecodeConfig
-    from multidraft.server.service import Metrics, Service
+    from multidraft.server.service import Metrics
 
 APP_NAME = "multidraft"
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")
+LOCAL = "local"
+CONNECT_SECONDS = 5.0  # to wait for a cluster's answer
 METRICS_SECONDS = 5  # between two exports
-SWITCH_SECONDS = 0.001  # the event loop waits so long for a computing thread, several times per request
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
+    "RAY_worker_niceness": "0",  # the same priority as local processes
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the same devices as local processes
+}
 ReadyCallback = Callable[[int], None]  # gets the port
-
-
-@dataclass(frozen=True)
-class Serving(o.DraftingOptions, o.ModelOptions):
-    """The settings of `multidraft serve`; models are given by name."""
-
-    names: tuple[str, ...] = ()  # of the model in requests; empty for the target's
-    api_key: str | None = None
-    allowed_origins: tuple[str, ...] = ()  # sites whose pages may use the server
-    template: str | None = None
-    limits: Limits = field(default_factory=Limits)
-    threads: int | None = None  # on the CPU; None for torch's default
-
-    @property
-    def served_names(self) -> list[str]:
-        """The model's names in requests."""
-        return list(self.names) or [default_pair(self.target, self.draft)[0]]
-
-    def check(self) -> None:
-        """Raise on settings that cannot work, before anything is loaded."""
-        if not all(name.strip() for name in self.names):
-            raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
-        if self.api_key is not None and not self.api_key.strip():
-            raise AdviceError("the API key is empty; set one, or drop the option")
-        for origin in self.allowed_origins:
-            if not ORIGIN.fullmatch(origin):
-                raise AdviceError(
-                    f"the allowed origin {origin!r} is none; write scheme and host, as https://example.org, or *"
-                )
-        self.configured()
-
-    def configured(self) -> "tuple[DecodeConfig, TreeLimits | None, Path | None]":
-        """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
-        from multidraft.generation.inputs import resolve_config
-
-        draft = default_pair(self.target, self.draft, Loader(self.engine).heads_pay)[1]
-        return resolve_config(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
-
-    def app(self) -> "FastAPI":
-        """Load the models and build the app; call it in a thread that ends.
-
-        OpenMP keeps helper threads for every thread that has computed. If there are more of them than processors, the
-        engine's helpers sleep instead of spinning between tasks, which makes them much slower.
-        """
-        import gc
-        import sys
-
-        from multidraft.server.app import build
-
-        app = build(self.service())
-        gc.collect()
-        gc.freeze()  # else collections during large bodies would stop all threads to scan the loaded modules
-        sys.setswitchinterval(SWITCH_SECONDS)
-        return app
-
-    def service(self) -> "Service":
-        """Load the models and build the service; with `--tree auto` the trees follow the number of rows."""
-        import torch
-
-        from multidraft.autotune.controller import auto
-        from multidraft.autotune.plans import MeasuredPair
-        from multidraft.sampling.generation_config import defaults_note, model_defaults
-        from multidraft.server.engine import Engine
-        from multidraft.server.service import Service
-
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)  # for threads that start later, such as the engine's
-        target, draft, tokenizer = load(self.target, self.draft, Loader(self.engine, self.trust))
-        if self.template is not None:
-            tokenizer.chat_template = self.template
-        if not tokenizer.chat_template:
-            terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
-        note_open_answers(tokenizer)
-        if line := defaults_note(model_defaults(target)):
-            terminal.note(line)
-        config, limits, plan = self.configured()
-        if limits is not None and draft is not None:
-            subject = MeasuredPair(target, draft, config.scheme, config.walk)
-            config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
-        engine = Engine(target, draft, config, self.limits)
-        return Service(engine, tokenizer, self.served_names, self.api_key, self.allowed_origins)
 
 
 def application(settings: dict[str, Any]) -> "Application":
@@ -201,3 +119,37 @@ def run_on_ray(
         signal.pause()
     finally:
         serve.delete(APP_NAME)  # and no other application
+
+
+def connect(address: str, show_logs: bool = False, **local: object) -> ModuleType:
+    """Connect to Ray, and return its module; `local` holds the settings of a local Ray."""
+    ray = optional("ray", "Ray", "ray")
+    if not ray.is_initialized():
+        os.environ.update({name: value for name, value in RAY_ENVIRONMENT.items() if name not in os.environ})
+        sigterm_handler = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(address, log_to_driver=show_logs, logging_level="error", **local if address == LOCAL else {})
+        except Exception as error:  # Ray raises plain Exception if a busy machine starts it too slowly
+            reason = str(error).strip().splitlines()[0]
+            advice = "try again when less is running here" if address == LOCAL else "check that versions are the same"
+            raise AdviceError(f"cannot join Ray at {address!r} ({reason}); {advice}") from None
+        signal.signal(signal.SIGTERM, sigterm_handler)  # Ray replaces it
+    return ray
+
+
+def gpus_per_worker(ray: ModuleType) -> int:
+    """1 if the cluster has GPUs, else 0."""
+    return int(ray.cluster_resources().get("GPU", 0) > 0)
+
+
+def check_address(address: str) -> None:
+    """Raise if nothing answers at a cluster's address; Ray itself would wait for minutes."""
+    if address == LOCAL:
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise AdviceError(
+            f"no Ray cluster answers at {address!r} ({error}); give HOST:PORT of `ray start --head`, or --ray local"
+        ) from None

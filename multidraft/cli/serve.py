@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.models import Loader, check_names, default_pair, pair_note
-from multidraft.cli.replicas import ReadyCallback, Serving, run_on_ray
+from multidraft.cli.replicas import ReadyCallback, run_on_ray
+from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
 

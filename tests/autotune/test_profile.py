@@ -208,8 +208,6 @@ def test_what_is_kept_is_found_again(own_cache: Path) -> None:
     assert plans.save(kept_profile)
     assert plans.profile_for(subject()).samples == kept_profile.samples
     assert plans.profile_for(subject("iid:lorenz")).samples == {}
-    plans.adopt(subject("iid:lorenz"), kept_profile.as_json())  # of another process
-    assert plans.profile_for(subject("iid:lorenz")).samples == kept_profile.samples
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--prompts /dev/zero; --target @endless --draft ngram; --engine magic; --engine llama.cpp; "
         "--target @none.gguf --draft ngram; "
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
-        "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt; --compare --baselines vllm",
+        "--compare --baselines vllm",
     ),
     "judge": (
         "http://127.0.0.1:1 --model x",
@@ -280,7 +280,7 @@ def nothing_works(monkeypatch) -> None:
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
     monkeypatch.setattr("multidraft.cli.models.hub_answers", lambda: False)
-    monkeypatch.setattr("multidraft.cli.executors.run", work)
+    monkeypatch.setattr("multidraft_research.cli.executors.run", work)
     for place in ("cli.acceptance.measured", "cli.solve_time.measured", "training.recipe.train_model"):
         monkeypatch.setattr(f"multidraft_research.{place}", work)
     for place in ("walks.measure", "toys.figures"):

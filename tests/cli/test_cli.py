@@ -276,10 +276,6 @@ def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
         ([*named, "--prompts", folder / "twice.jsonl"], "lines 1 and 3 have the id '0'"),
         ([*named, "--prompts", folder / "empty.jsonl"], "no prompts"),
         ([*named, *hi, "--colour", "red"], "--colour"),
-        ([*hi, "--workers", 2], "--jsonl FOLDER"),
-        ([*hi, "--ray", "local"], "--jsonl FOLDER"),
-        ([*hi, "--workers", 2, "--jsonl", "x", "--compare"], "--compare needs one process"),
-        ([*hi, "--workers", 2, "--jsonl", "x", "--trace", "y"], "--trace needs one process"),
     ]
 
 

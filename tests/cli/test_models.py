@@ -15,9 +15,9 @@ from serving import letters
 from tiny import tiny_model
 
 from multidraft.cli import models as names
-from multidraft.cli import replicas
+from multidraft.cli import serving
 from multidraft.cli.models import Loader, Models, load, ready_model
-from multidraft.cli.replicas import Serving
+from multidraft.cli.serving import Serving
 from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
 from multidraft.models import packing
@@ -93,7 +93,7 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
     """Its own thread, for every one of which torch keeps a number; afterwards ours has what it had."""
     before, seen, over = torch.get_num_threads(), set[int](), threading.Event()
     pair = (TableModel(random_table(6, 2, seed), 6) for seed in (1, 2))
-    monkeypatch.setattr(replicas, "load", lambda *_: Models(*pair, letters(6)))
+    monkeypatch.setattr(serving, "load", lambda *_: Models(*pair, letters(6)))
 
     def hear(event) -> None:
         seen.add(torch.get_num_threads())

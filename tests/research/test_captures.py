@@ -21,11 +21,11 @@ from multidraft_research.captures.capturing import Manner, capture, capture_prom
 from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.work import Capturing, Passage, check_room
+from multidraft_research.cli.executors import Processes, run, serial
 from multidraft_research.studies.acceptance import random_pairs
 from tiny import VOCABULARY, tiny_model
 
 import multidraft as md
-from multidraft.cli.executors import Processes, run, serial
 from multidraft.errors import AdviceError
 from multidraft.io import files as outputs
 from multidraft.io.journal import Journal
@@ -43,7 +43,6 @@ sys.stdin.read()
 """
 COMMANDS = {  # and the place that is held, in the folder that {} stands for
     "generate --prompt Once --jsonl {}/results": "results",
-    "generate --prompt Once --jsonl {}/shards --workers 2": "shards",
     "generate --prompt Once --trace {}/trace": "trace",
     "tune --out {}/plan.json": "plan.json",
     "capture --limit 1 --out {}/kept": f"kept/{MANIFEST}",
@@ -211,7 +210,7 @@ def test_records_come_in_order_also_where_a_worker_is_killed_and_one_that_kills_
         run(Deadly(tmp_path, 2, deaths), 4, journal, executor, "squaring")
         assert journal.records == [{"square": i**2} for i in range(4)]
         assert (tmp_path / "died-0").exists() == bool(deaths)
-    monkeypatch.setattr("multidraft.cli.executors.MAX_WORKER_DEATHS", 1)
+    monkeypatch.setattr("multidraft_research.cli.executors.MAX_WORKER_DEATHS", 1)
     with pytest.raises(AdviceError, match="job 0"):
         run(Deadly(tmp_path, 0, 9), 2, Journal(tmp_path / "journal", {}), Processes(2), "squaring")
 
@@ -244,7 +243,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> N
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "ray", None)
         ends_with_advice(command(*words, "local"), "pip install -c constraints.txt -e '.[ray]'")
-    monkeypatch.setattr("multidraft.cli.executors.optional", lambda *_: None)
+    monkeypatch.setattr("multidraft_research.cli.executors.optional", lambda *_: None)
     for address, advice in (("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")):
         ends_with_advice(command(*words, address), advice)
     assert list(tmp_path.iterdir()) == []

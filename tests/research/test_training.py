@@ -20,6 +20,8 @@ from multidraft_research.captures.capturing import Manner
 from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
 from multidraft_research.captures.work import Capturing, Passage
 from multidraft_research.cli.distill import check_same
+from multidraft_research.cli.executors import run as run_jobs
+from multidraft_research.cli.executors import serial
 from multidraft_research.studies.running.cells import ratio, sums
 from multidraft_research.training import corpus, descent, distilling, evaluate, recipe
 from multidraft_research.training.distilling import TrainingSettings, distil, gains, loss_of
@@ -28,7 +30,6 @@ from tiny import VOCABULARY, tiny_model
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from multidraft import AdviceError
-from multidraft.cli import executors
 from multidraft.io.journal import Journal
 from multidraft.models.loading import load_model
 from multidraft.zoo import Pair, load_pair
@@ -200,9 +201,7 @@ def capture(tmp_path_factory) -> Capture:
     with torch.no_grad():
         target.lm_head.weight.mul_(8)  # expects something, so that there is something to learn
     pair = Pair(target, tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
-    executors.run(
-        Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, executors.serial, "capturing"
-    )
+    run_jobs(Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, serial, "capturing")
     return Capture.open(folder)
 
 

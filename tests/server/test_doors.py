@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import multidraft.cli.serve as command
 from multidraft.cli.main import app
-from multidraft.cli.replicas import Serving
+from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.server import Limits, process
 from multidraft.server.app import build

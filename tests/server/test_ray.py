@@ -19,7 +19,7 @@ import yaml
 from serving import MAX_WAIT_SECONDS
 from serving import toy as toy_service
 
-from multidraft.cli.replicas import Serving
+from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.server import Limits
 from multidraft.server.process import bind_socket

@@ -12,7 +12,7 @@ from templates import CHATML, FAMILIES, Family, writer
 from transformers import GenerationConfig
 
 import multidraft as md
-from multidraft.cli import decode, replicas
+from multidraft.cli import decode, serving
 from multidraft.cli.models import Models
 from multidraft.cli.serve import template_of
 from multidraft.generation.text import closing_token, encode_messages, encode_text, text_ends
@@ -290,12 +290,12 @@ def test_a_template_that_ends_no_answer_is_named(template, says, monkeypatch):
     tokenizer = Family(template, "", "<|endoftext|>", "").tokenizer
     model = writer(tokenizer, tokenizer(f"{ANSWER}<|endoftext|>")["input_ids"])
     monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
-    monkeypatch.setattr(replicas, "load", lambda *_: (model, None, tokenizer))
+    monkeypatch.setattr(serving, "load", lambda *_: (model, None, tokenizer))
     names = ["--target", "embedded", "--draft", "none", "--chat", "--prompt", "Hi"]
     assert ("shows no mark that ends an answer" in run("generate", *names).stderr) == says
     notes = list[str]()
-    monkeypatch.setattr(replicas.terminal, "note", notes.append)
-    replicas.Serving("embedded", "none").service()
+    monkeypatch.setattr(serving.terminal, "note", notes.append)
+    serving.Serving("embedded", "none").service()
     assert any("shows no mark that ends an answer" in note for note in notes) == says
 
 

@@ -11,21 +11,21 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import versions
+from multidraft_research.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft_research.cli.pretrained import DraftOption, TargetOption, load_pretrained
 
 if TYPE_CHECKING:
-    from multidraft.cli.executors import Executor
     from multidraft.zoo import Pair
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
     from multidraft_research.captures.recording import Recording
     from multidraft_research.captures.work import Load
+    from multidraft_research.cli.executors import Executor
 
 PROMPTS, SHIPPED = 'File with one {"id", "task", "prompt"} a line.', "those of make demo"
 
@@ -102,10 +102,10 @@ def captured(
     source: Source, manner: "Manner", folder: Path, executor: "Executor | None" = None, wait: bool = False
 ) -> "Capture":
     """The capture in a folder, made or gone on with, in this process unless there is a executor."""
-    from multidraft.cli.executors import run, serial
     from multidraft.io.journal import Journal
     from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear, is_whole
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
+    from multidraft_research.cli.executors import run, serial
 
     files.make_folder(folder, "--out")
     pair, chosen = source.read()

@@ -11,19 +11,19 @@ from typer import Option
 
 from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import hardware, versions
 from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, captured, digest
+from multidraft_research.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft_research.cli.pretrained import TargetOption
 from multidraft_research.studies import pictures
 from multidraft_research.studies.listed import LISTED
 
 if TYPE_CHECKING:
-    from multidraft.cli.executors import Executor
     from multidraft.io.journal import Journal, Record
     from multidraft_research.captures.folder import Capture
+    from multidraft_research.cli.executors import Executor
     from multidraft_research.studies.running.results import Results
     from multidraft_research.studies.running.study import Study
 
@@ -146,7 +146,7 @@ def measured(name: str, request: StudyRequest) -> "Results":
 
 def finish(name: str, work: Any, jobs: int, journal: "Journal", request: StudyRequest) -> None:
     """Do the jobs that a journal has not."""
-    from multidraft.cli.executors import run
+    from multidraft_research.cli.executors import run
 
     try:
         run(work, jobs, journal, request.executor, name)

@@ -3,17 +3,15 @@
 The records do not depend on the executor.
 """
 
-import os
 import pickle
 import signal
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
-from types import ModuleType
 
-from multidraft.cli.imports import with_imports
+from multidraft.cli.imports import IMPORTED_MODULES, import_modules
+from multidraft.cli.replicas import LOCAL, check_address, connect, gpus_per_worker
 from multidraft.errors import AdviceError, optional
 from multidraft.io.journal import Journal, Record
 
@@ -22,17 +20,10 @@ RAY_HELP = "HOST:PORT of a Ray cluster that shares the work, or `local`: Ray wit
 Work = Callable[[int], Record]  # maps a job's number to its record; must be picklable
 Executor = Callable[[Work, Sequence[int]], Iterator[Record]]  # yields the jobs' records in order
 MAX_WORKER_DEATHS = 3  # in a row, without a finished job in between
-LOCAL = "local"
 OBJECT_STORE = 100_000_000  # of shared memory; the messages are small
-CONNECT_SECONDS = 5.0  # to wait for a cluster's answer
 serial: Executor = map  # one job after another, in this process
 work_of_process: list[Work] = []  # in a worker process: its one entry
-unpickle_work = lru_cache(maxsize=1)(pickle.loads)  # cached, so that a process loads its models once
-RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
-    "RAY_worker_niceness": "0",  # the same priority as local processes
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the same devices as local processes
-}
+unpickle_work, unpickle_imported = (lru_cache(maxsize=1)(pickle.loads) for _ in range(2))  # so models are loaded once
 
 
 def run(work: Work, jobs: int, journal: Journal, executor: Executor, description: str) -> None:
@@ -121,6 +112,17 @@ class Cluster:
                 ray.cancel(unfinished, force=True)
 
 
+def with_imports(work: Work) -> Work:
+    """The work of a worker process, which imports first what this process has been asked to import."""
+    return partial(run_after_imports, tuple(IMPORTED_MODULES), pickle.dumps(work)) if IMPORTED_MODULES else work
+
+
+def run_after_imports(modules: tuple[str, ...], pickled: bytes, job: int) -> Record:
+    """Run a job in a worker process that needs modules."""
+    import_modules(modules)
+    return unpickle_imported(pickled)(job)
+
+
 def worker_error(job: int) -> AdviceError:
     """The error for a job that no worker survives."""
     return AdviceError(
@@ -145,37 +147,3 @@ def run_pickled_job(pickled: bytes, job: int, threads: int) -> Record:
 
     torch.set_num_threads(threads)
     return unpickle_work(pickled)(job)
-
-
-def connect(address: str, show_logs: bool = False, **local: object) -> ModuleType:
-    """Connect to Ray, and return its module; `local` holds the settings of a local Ray."""
-    ray = optional("ray", "Ray", "ray")
-    if not ray.is_initialized():
-        os.environ.update({name: value for name, value in RAY_ENVIRONMENT.items() if name not in os.environ})
-        sigterm_handler = signal.getsignal(signal.SIGTERM)
-        try:
-            ray.init(address, log_to_driver=show_logs, logging_level="error", **local if address == LOCAL else {})
-        except Exception as error:  # Ray raises plain Exception if a busy machine starts it too slowly
-            reason = str(error).strip().splitlines()[0]
-            advice = "try again when less is running here" if address == LOCAL else "check that versions are the same"
-            raise AdviceError(f"cannot join Ray at {address!r} ({reason}); {advice}") from None
-        signal.signal(signal.SIGTERM, sigterm_handler)  # Ray replaces it
-    return ray
-
-
-def gpus_per_worker(ray: ModuleType) -> int:
-    """1 if the cluster has GPUs, else 0."""
-    return int(ray.cluster_resources().get("GPU", 0) > 0)
-
-
-def check_address(address: str) -> None:
-    """Raise if nothing answers at a cluster's address; Ray itself would wait for minutes."""
-    if address == LOCAL:
-        return
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise AdviceError(
-            f"no Ray cluster answers at {address!r} ({error}); give HOST:PORT of `ray start --head`, or --ray local"
-        ) from None

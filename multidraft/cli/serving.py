@@ -1,0 +1,104 @@
+"""The settings of `multidraft serve`, and the app that they make."""
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multidraft.cli import options as o
+from multidraft.cli import terminal
+from multidraft.cli.models import Loader, default_pair, load, parse
+from multidraft.cli.prompts import note_open_answers
+from multidraft.errors import AdviceError
+from multidraft.server import Limits
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from multidraft.autotune.controller import Limits as TreeLimits
+    from multidraft.decoding.state import DecodeConfig
+    from multidraft.server.service import Service
+
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+")
+SWITCH_SECONDS = 0.001  # the event loop waits so long for a computing thread, several times per request
+
+
+@dataclass(frozen=True)
+class Serving(o.DraftingOptions, o.ModelOptions):
+    """The settings of `multidraft serve`; models are given by name."""
+
+    names: tuple[str, ...] = ()  # of the model in requests; empty for the target's
+    api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()  # sites whose pages may use the server
+    template: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    threads: int | None = None  # on the CPU; None for torch's default
+
+    @property
+    def served_names(self) -> list[str]:
+        """The model's names in requests."""
+        return list(self.names) or [default_pair(self.target, self.draft)[0]]
+
+    def check(self) -> None:
+        """Raise on settings that cannot work, before anything is loaded."""
+        if not all(name.strip() for name in self.names):
+            raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
+        if self.api_key is not None and not self.api_key.strip():
+            raise AdviceError("the API key is empty; set one, or drop the option")
+        for origin in self.allowed_origins:
+            if not ORIGIN.fullmatch(origin):
+                raise AdviceError(
+                    f"the allowed origin {origin!r} is none; write scheme and host, as https://example.org, or *"
+                )
+        self.configured()
+
+    def configured(self) -> "tuple[DecodeConfig, TreeLimits | None, Path | None]":
+        """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
+        from multidraft.generation.inputs import resolve_config
+
+        draft = default_pair(self.target, self.draft, Loader(self.engine).heads_pay)[1]
+        return resolve_config(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
+
+    def app(self) -> "FastAPI":
+        """Load the models and build the app; call it in a thread that ends.
+
+        OpenMP keeps helper threads for every thread that has computed. If there are more of them than processors, the
+        engine's helpers sleep instead of spinning between tasks, which makes them much slower.
+        """
+        import gc
+        import sys
+
+        from multidraft.server.app import build
+
+        app = build(self.service())
+        gc.collect()
+        gc.freeze()  # else collections during large bodies would stop all threads to scan the loaded modules
+        sys.setswitchinterval(SWITCH_SECONDS)
+        return app
+
+    def service(self) -> "Service":
+        """Load the models and build the service; with `--tree auto` the trees follow the number of rows."""
+        import torch
+
+        from multidraft.autotune.controller import auto
+        from multidraft.autotune.plans import MeasuredPair
+        from multidraft.sampling.generation_config import defaults_note, model_defaults
+        from multidraft.server.engine import Engine
+        from multidraft.server.service import Service
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)  # for threads that start later, such as the engine's
+        target, draft, tokenizer = load(self.target, self.draft, Loader(self.engine, self.trust))
+        if self.template is not None:
+            tokenizer.chat_template = self.template
+        if not tokenizer.chat_template:
+            terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
+        note_open_answers(tokenizer)
+        if line := defaults_note(model_defaults(target)):
+            terminal.note(line)
+        config, limits, plan = self.configured()
+        if limits is not None and draft is not None:
+            subject = MeasuredPair(target, draft, config.scheme, config.walk)
+            config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
+        engine = Engine(target, draft, config, self.limits)
+        return Service(engine, tokenizer, self.served_names, self.api_key, self.allowed_origins)
