@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from multidraft_research.cli.pretrained import load_pretrained as load
+from multidraft_research.tuning.measuring import requests_for
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.autotune.tuning import requests_for
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.state import DecodeConfig

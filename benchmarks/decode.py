@@ -25,13 +25,13 @@ import decode_table as table
 from contestants import ALL, ASSISTED, DEFAULT, FEW, PLAIN, SOME, Case, decode, deeper
 from multidraft_research.cli.capture import DEMO
 from multidraft_research.cli.pretrained import load_pretrained as load
+from multidraft_research.tuning.measuring import measure as tune
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
 from multidraft.autotune.plans import MeasuredPair, profile_for
-from multidraft.autotune.tuning import measure as tune
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io.journal import Journal

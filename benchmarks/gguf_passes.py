@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from multidraft_research.tuning.target_passes import with_text
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from multidraft.autotune.what_if import with_text
 from multidraft.errors import AdviceError
 from multidraft.models.gguf import LIBRARIES
 from multidraft.models.gguf.model import GGUF

@@ -16,11 +16,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from multidraft_research.tuning.measuring import requests_for
 from rich.console import Console
 from rich.table import Table
 
 import multidraft as md
-from multidraft.autotune.tuning import requests_for
 from multidraft.decoding import step as steps
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree

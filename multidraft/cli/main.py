@@ -18,7 +18,6 @@ from multidraft.cli.imports import import_modules
 from multidraft.cli.judge import judge
 from multidraft.cli.options import CheckedCommand, without_types
 from multidraft.cli.serve import serve
-from multidraft.cli.tune import tune
 from multidraft.errors import AdviceError, BrokenProgram
 
 DESCRIPTION = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
@@ -154,7 +153,7 @@ def schemes(
 app = typer.Typer(
     cls=Commands, help=DESCRIPTION, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-for command in (export_head, generate, judge, schemes, serve, tune):
+for command in (export_head, generate, judge, schemes, serve):
     app.command(cls=CheckedCommand)(command)
 
 

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 from decoded import CERTAIN_TOKEN, num_steps_with_drafts, records
+from multidraft_research.cli.tune import compare, measure
+from multidraft_research.tuning import measuring
 
 import multidraft as md
-from multidraft.autotune import controller, plans, tuning
+from multidraft.autotune import controller, plans
 from multidraft.autotune.controller import NO_WORK, PROBE_STEPS, Auto, Limits
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
-from multidraft.cli.tune import compare, measure
 from multidraft.decoding import record
 from multidraft.models.table import TableModel
 
@@ -74,7 +75,7 @@ def policy_of(profile: Profile, budget: float = 1e6) -> Auto:
 
 @pytest.fixture(autouse=True)
 def never_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (controller, tuning):
+    for module in (controller, measuring):
         monkeypatch.setattr(module, "save", lambda profile: True)
 
 
@@ -172,8 +173,8 @@ def test_three_rows_of_a_new_pair_on_a_new_machine(empty_cache: Path, clock: Mad
 @pytest.mark.usefixtures("unchecked")
 def test_three_rows_can_be_tuned(empty_cache: Path, clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended in "nothing has been measured", whatever the budget."""
-    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=clock.perf_counter))
-    monkeypatch.setattr(tuning, "STEPS_PER_TEXT", 4)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=clock.perf_counter))
+    monkeypatch.setattr(measuring, "STEPS_PER_TEXT", 4)
     pair = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
     subject = MeasuredPair(*pair, md.scheme("anchored:lorenz"), prompts=[[0], [1]])
     profile, budget = plans.fresh(subject.identity), 15 * PLAIN

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from decoded import CERTAIN_TOKEN, constant_model, records
+from multidraft_research.tuning import measuring
 from plans import TIMED, made_up, profile, rates, seen, timed
 
 import multidraft as md
-from multidraft.autotune import plans, tuning
+from multidraft.autotune import plans
 from multidraft.autotune.estimates import CLASSES, DEFAULT, AcceptanceTracker, Costs, Timed, Work, fit_costs
 from multidraft.autotune.plans import MeasuredPair, Profile
 from multidraft.decoding.policy import StaticTree
@@ -148,15 +149,15 @@ def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch
         return ()
 
     for module, name, replacement in (
-        (tuning.time, "monotonic", lambda: next(turns)),
-        (tuning, "save", lambda replacement: None),
-        (tuning, "TOKENS_SHORTER", 0),
-        (tuning, "steps", steps),
+        (measuring.time, "monotonic", lambda: next(turns)),
+        (measuring, "save", lambda replacement: None),
+        (measuring, "TOKENS_SHORTER", 0),
+        (measuring, "steps", steps),
     ):
         monkeypatch.setattr(module, name, replacement)
-    tuning.measure(pair, profile(), 900, (0.0, 0.7, 1.0))
+    measuring.measure(pair, profile(), 900, (0.0, 0.7, 1.0))
     assert len({case[:2] for case in met}) == 3 * 4
-    assert len({case[::2] for case in met}) == 3 * (len(tuning.TREES) + 1)
+    assert len({case[::2] for case in met}) == 3 * (len(measuring.TREES) + 1)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +175,10 @@ def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch
 def test_the_budget_bounds_the_comparison_and_whole_turns_count(budget, steps_by_temperature, monkeypatch) -> None:
     """A line takes a second here, and a temperature has seven of them."""
     seconds = count()
-    monkeypatch.setattr(tuning.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(tuning, "steps", lambda *_: iter(range(tuning.STEPS_PER_TEXT)))
-    monkeypatch.setattr(tuning, "tokens_and_seconds", lambda record: (2, 0.5))
-    lines = tuning.compare(replace(subject(), prompts=[[0]]), profile(), budget, (0.0, 1.0), 72, iter)
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(measuring, "steps", lambda *_: iter(range(measuring.STEPS_PER_TEXT)))
+    monkeypatch.setattr(measuring, "tokens_and_seconds", lambda record: (2, 0.5))
+    lines = measuring.compare(replace(subject(), prompts=[[0]]), profile(), budget, (0.0, 1.0), 72, iter)
     assert len(lines) == 7 * len(steps_by_temperature)
     assert {line.temperature: line.steps for line in lines} == steps_by_temperature
     assert {(line.tokens, line.speed) for line in lines} == {(2, 4)}

@@ -302,8 +302,8 @@ def test_schemes():
 
 
 def test_what_tuning_finds_is_shown_drawn_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("multidraft.cli.tune.QUICK_STEPS", 2)
-    monkeypatch.setattr("multidraft.cli.tune.is_busy", lambda: False)
+    monkeypatch.setattr("multidraft_research.cli.tune.QUICK_STEPS", 2)
+    monkeypatch.setattr("multidraft_research.cli.tune.is_busy", lambda: False)
     options = ["--quick", "--budget", 0, "--temperature", 1, "--prompt", "It was"]
     shown = run("tune", *options, "--out", tmp_path / "plan", "--plot", tmp_path / "costs.svg").stdout
     for words in (
@@ -325,7 +325,7 @@ def test_what_was_tuned_is_kept_when_the_rest_is_stopped(tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("multidraft.cli.tune.compare", stopped)
+    monkeypatch.setattr("multidraft_research.cli.tune.compare", stopped)
     plan, picture = tmp_path / "plan", tmp_path / "costs.svg"
     result = run("tune", "--budget", 0, "--temperature", 1, "--prompt", "It was", "--out", plan, "--plot", picture)
     assert result.exit_code == 130

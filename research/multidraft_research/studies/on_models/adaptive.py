@@ -13,7 +13,6 @@ import torch
 from multidraft.autotune.estimates import AcceptanceTracker, Costs, Rates
 from multidraft.autotune.growing import Growing
 from multidraft.autotune.plans import MeasuredPair
-from multidraft.autotune.tuning import requests_for, texts
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.state import DecodeConfig
@@ -31,6 +30,7 @@ from multidraft_research.studies.on_models.tree_search import menu, speed
 from multidraft_research.studies.on_models.trials import Trial, tried
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Panel, Study
+from multidraft_research.tuning.measuring import requests_for, texts
 
 TEXTS = FOLDER / "prompts" / "kinds.jsonl"  # short prompts of three kinds, which take turns
 KINDS = ("prose", "code", "lists")

@@ -10,20 +10,21 @@ import typer
 from typer import Option
 
 from multidraft.cli import options as o
-from multidraft.cli import terminal, what_if
+from multidraft.cli import terminal
 from multidraft.cli.models import NONE, Loader, check_names, default_engine, default_pair, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.cli.report import BUSY_NOTE
-from multidraft.cli.tree_speeds import tree_speeds, what_pays
-from multidraft.cli.tune_picture import Speeds, draw
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io import files
 from multidraft.machine import is_busy
+from multidraft_research.cli import what_if
+from multidraft_research.tuning.plan_picture import Speeds, draw
+from multidraft_research.tuning.tree_speeds import tree_speeds, what_pays
 
 if TYPE_CHECKING:
     from multidraft.autotune.plans import MeasuredPair, Profile
-    from multidraft.autotune.tuning import Line
+    from multidraft_research.tuning.measuring import Line
 
 STEPS, QUICK_STEPS = 240, 24  # measured for every line of the table, over all prompts in turn
 BUDGET_SECONDS, MEASURING_SHARE = 60.0, 0.5  # of the budget; the rest is for the table
@@ -132,11 +133,11 @@ def measure(
     """Measure on, and save the profile."""
     from tqdm import tqdm
 
-    from multidraft.autotune import tuning
+    from multidraft_research.tuning import measuring
 
     with tqdm(total=budget, desc="measuring", bar_format=what_if.BAR_FORMAT, leave=False) as bar:
         tick = lambda spent: bar.update(min(spent, budget - bar.n))  # noqa: E731
-        tuning.measure(subject, profile, budget, temperatures, rows, tick)
+        measuring.measure(subject, profile, budget, temperatures, rows, tick)
 
 
 def compare(
@@ -145,10 +146,10 @@ def compare(
     """Predicted and measured speeds."""
     from tqdm import tqdm
 
-    from multidraft.autotune import tuning
+    from multidraft_research.tuning import measuring
 
     track = partial(tqdm, desc="comparing", leave=False)
-    return tuning.compare(subject, profile, budget, temperatures, steps, track)
+    return measuring.compare(subject, profile, budget, temperatures, steps, track)
 
 
 def keep(profile: "Profile", speeds: Speeds, out: Path | None, plot: Path | None) -> None:

@@ -1,9 +1,8 @@
 """`multidraft tune` names the tree that pays."""
 
 import pytest
-
-from multidraft.autotune.tuning import Line
-from multidraft.cli.tree_speeds import tree_speeds, what_pays
+from multidraft_research.tuning.measuring import Line
+from multidraft_research.tuning.tree_speeds import tree_speeds, what_pays
 
 
 def measured(tree: str, speeds: list[float], temperature: float = 0.0) -> Line:

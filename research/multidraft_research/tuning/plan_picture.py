@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multidraft.cli.tree_speeds import PLAIN, TreeSpeed
+from multidraft_research.tuning.tree_speeds import PLAIN, TreeSpeed
 
 if TYPE_CHECKING:
     from multidraft.autotune.plans import Profile

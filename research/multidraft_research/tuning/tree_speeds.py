@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from multidraft.cli.report import BUSY, Runs
 
 if TYPE_CHECKING:
-    from multidraft.autotune.tuning import Line
+    from multidraft_research.tuning.measuring import Line
 
 PLAIN, AUTO = "none", "auto"  # the names of two lines: without drafts, and with trees that the plan chooses
 

@@ -4,8 +4,7 @@ from itertools import product
 
 import pytest
 from commands import printed, run
-
-from multidraft.autotune.what_if import (
+from multidraft_research.tuning.target_passes import (
     DRAFTED_STEP_SECONDS,
     PLAIN_STEP_SECONDS,
     TOKEN_COUNTS,
@@ -15,6 +14,7 @@ from multidraft.autotune.what_if import (
     drafting_seconds,
     time_passes,
 )
+
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
 MAX_NODES = 6

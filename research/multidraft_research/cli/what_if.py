@@ -14,8 +14,8 @@ from multidraft.errors import AdviceError
 from multidraft.machine import is_busy
 
 if TYPE_CHECKING:
-    from multidraft.autotune.what_if import Gain, PassCosts
     from multidraft.models.huggingface import Model
+    from multidraft_research.tuning.target_passes import Gain, PassCosts
 
 BAR_FORMAT = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
 COLUMNS = ["acceptance", "tree", "tokens a step", "times plain"]
@@ -39,7 +39,7 @@ def tell(
     """Time the target's passes, and print the best tree for every acceptance."""
     from tqdm import tqdm
 
-    from multidraft.autotune.what_if import best_gain, time_passes
+    from multidraft_research.tuning.target_passes import best_gain, time_passes
 
     model = target_alone(target, loader)
     with tqdm(total=budget, desc="timing passes", bar_format=BAR_FORMAT, leave=False) as bar:
