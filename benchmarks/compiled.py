@@ -44,17 +44,17 @@ def measure(pair: Pair, tree: str | None, options: argparse.Namespace) -> Second
     shape, clock = Tree.parse(tree) if tree else NO_DRAFTS, clock_of(pair.target.device)
     texts = torch.randint(pair.target.config.vocab_size, (options.rows, options.prompt)).tolist()
     steps, draft = options.steps * len(shape), pair.draft if tree else None
-    states, configs = {}, {}
+    states, configs, policy = {}, {}, StaticTree(shape)
     for way, compiles in WAYS.items():
-        configs[way] = config = DecodeConfig(md.scheme(DEFAULT_SCHEME), StaticTree(shape), measure=0, compile=compiles)
+        configs[way] = config = DecodeConfig(md.scheme(DEFAULT_SCHEME), measure=0, compile=compiles)
         if compiles:
-            compile_steps(config, [pair.target, draft], texts, [steps] * len(texts), len(texts))
-        states[way] = read_whole(requests_for(texts, Sampling(), steps, seed=0), pair.target, draft, config)
+            compile_steps(policy.limits, [pair.target, draft], texts, [steps] * len(texts), len(texts))
+        states[way] = read_whole(requests_for(texts, Sampling(), steps, seed=0), pair.target, draft, config, policy)
     seconds: Seconds = {way: {part: [] for part in PARTS} for way in WAYS}
     for _ in tqdm(range(options.steps), desc=tree or "plain", leave=False):
         for way, config in configs.items():
             before = clock()
-            states[way], record = step(states[way], config)
+            states[way], record = step(states[way], config, policy)
             for part, took in (record.seconds | {"step": clock() - before}).items():
                 seconds[way].setdefault(part, []).append(took)
     return seconds

@@ -66,8 +66,8 @@ SEEDS_APART = 10**6  # requests of one audit have other seeds than those of the 
 def served(fault: Fault) -> Iterator[str]:
     """The address of our server over the embedded pair, with a fault built in until the block ends."""
     pair = load_pair()
-    config = DecodeConfig(md.scheme("iid:lorenz", drafts=1), StaticTree(Tree.parse("1x1")), "commit")
-    service = Service(Engine(pair.target, pair.draft, config, Limits()), pair.tokenizer, ["embedded"])
+    way = DecodeConfig(md.scheme("iid:lorenz", drafts=1), "commit"), StaticTree(Tree.parse("1x1"))
+    service = Service(Engine(pair.target, pair.draft, *way, Limits()), pair.tokenizer, ["embedded"])
     listener = bind_socket("127.0.0.1", 0)
     server = Server(service.limits, lambda: build(service))
     thread = Thread(target=lambda: server.run(sockets=[listener]))

@@ -75,14 +75,14 @@ def beginning(vocabulary: int, rows: int, tree: Tree, sampling: Sampling) -> Sta
 def measure(vocabulary: int, tree: str, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step's parts; the clock of a step is the processor's meanwhile."""
     shape, sampling = Tree.parse(tree), Sampling(options.temperature, options.top_k, options.top_p)
-    config = DecodeConfig(md.scheme(options.scheme), StaticTree(shape), measure=options.measure)
+    way = DecodeConfig(md.scheme(options.scheme), measure=options.measure), StaticTree(shape)
     state, info = beginning(vocabulary, options.rows, shape, sampling), Info()
-    warm_up(config, Given.device)
+    warm_up(way[0], way[1].limits, Given.device)
     models: Any = state.models
     times: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(options.steps):
         before, start = [model.seconds for model in models], time.process_time()
-        state, record = steps.step(state, config)
+        state, record = steps.step(state, *way)
         middle = time.process_time()
         info.add(record)
         end = time.process_time()

@@ -12,6 +12,7 @@ from itertools import product
 from torch import Tensor
 
 from multidraft.decoding.draft import Drafted, read_level, stack_distributions
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, Scored, State, gather
@@ -59,10 +60,15 @@ class Branch:
 
 
 def step_law(
-    target: Reader, draft: Reader, prompt: list[int], config: DecodeConfig, sampling: Sampling = PLAIN
+    target: Reader,
+    draft: Reader,
+    prompt: list[int],
+    config: DecodeConfig,
+    policy: TreePolicy,
+    sampling: Sampling = PLAIN,
 ) -> StepLaw:
     """The exact law of one step after a prompt, for models that have not read anything yet."""
-    _, branches = all_branches(first_state(target, draft, prompt, config, sampling), config)
+    _, branches = all_branches(first_state(target, draft, prompt, config, policy, sampling), config, policy)
     law: Law = {}
     for branch in branches:
         add(law, branch.emitted, branch.probability)
@@ -74,11 +80,12 @@ def first_state(
     draft: Reader,
     prompt: list[int],
     config: DecodeConfig,
+    policy: TreePolicy,
     sampling: Sampling = PLAIN,
     whole: bool = False,
 ) -> State:
     """The state in which the decoder starts after one prompt, which the target may have read as a whole."""
-    return read_whole([Request(prompt, 0, sampling)], target, draft, config, whole)
+    return read_whole([Request(prompt, 0, sampling)], target, draft, config, policy, whole)
 
 
 def first_tokens(law: Law, conditional: Conditional, count: int) -> Law:
@@ -112,9 +119,9 @@ def add(law: Law, tokens: tuple[int, ...], probability: float) -> None:
     law[tokens] = law.get(tokens, 0.0) + probability
 
 
-def all_branches(state: State, config: DecodeConfig) -> tuple[Forest, list[Branch]]:
+def all_branches(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[Forest, list[Branch]]:
     """All ways in which the next step can go from every row of the state."""
-    forest = all_trees(state, config)
+    forest = all_trees(state, config, policy)
     branches = []
     for tree, chance, walk_result in all_walk_results(forest.scored, config):
         for token, share in last_tokens(forest.scored, tree, walk_result):
@@ -124,15 +131,15 @@ def all_branches(state: State, config: DecodeConfig) -> tuple[Forest, list[Branc
     return forest, branches
 
 
-def all_trees(state: State, config: DecodeConfig) -> Forest:
+def all_trees(state: State, config: DecodeConfig, policy: TreePolicy) -> Forest:
     """As `draft_tree` and `score`, but every tuple takes its turn instead of being drawn."""
-    law, policy, depth = config.scheme.law, config.policy, 0
+    law, depth = config.scheme.law, 0
     trees = [TokenTree([row.root], law.can_repeat) for row in state.rows]
     origin, probability = list(range(len(trees))), [1.0] * len(trees)
     drafts = all(row.root_logits is None for row in state.rows)
     while drafts and any((plan := policy.plan(trees, depth)).nodes):
         places = [(row, node) for row, nodes in enumerate(plan.nodes) for node in nodes]
-        read_level(state, config, trees, places, depth, plan.lookup_only)
+        read_level(state, config, policy, trees, places, depth, plan.lookup_only)
         ways = [all_draws(law, *pair) for pair in zip(trees, policy.counts(trees, depth), strict=True)]
         rows = [row for row, row_ways in enumerate(ways) for _ in row_ways]
         trees = [tree for row_ways in ways for tree, _ in row_ways]

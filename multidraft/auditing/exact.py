@@ -145,7 +145,7 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
     tables = [random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3)]
     target, *drafters = (TableModel(table, vocabulary) for table in tables)
     draft: Reader = SideBySide(drafters) if scheme.law.per_draft_distributions else drafters[0]
-    step = step_law(target, draft, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk))
+    step = step_law(target, draft, list(PROMPT), DecodeConfig(scheme, walk), StaticTree(shape))
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return tables[0]((*PROMPT, *tokens))

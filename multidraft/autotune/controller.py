@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,8 @@ from multidraft.autotune.plans import (
     save,
     say_once,
 )
-from multidraft.decoding.policy import Plan, StaticTree, StepForecast
+from multidraft.decoding.batch import paths_of
+from multidraft.decoding.policy import Outlook, Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.models.reader import Cost
 from multidraft.verification.scheme import Scheme
@@ -50,13 +53,45 @@ CHAINS = [
 ]  # the first guess of the speed is that of the fastest
 
 
+class Phase(Enum):
+    """What the draft model does in a step."""
+
+    TIMING = "it drafts the first tree, or nothing, and is timed: no costs are known yet"
+    DRAFTING = "it is asked, because that is expected to pay"
+    RESTING = "it is not asked, because that does not pay"
+    PROBING = "it is asked for a few steps, to see whether it pays now"
+
+
+class Event(Enum):
+    """What is found before a step."""
+
+    UNKNOWN = "no costs are known"
+    PAYS = "the draft model is expected to gain more than it costs"
+    FAILS = "it is not"
+    OVER = "it is not, and the last of the phase's steps is over"
+
+
+TRANSITIONS = {  # where none is named, a phase goes on
+    (Phase.TIMING, Event.PAYS): Phase.DRAFTING,
+    (Phase.TIMING, Event.FAILS): Phase.RESTING,
+    (Phase.DRAFTING, Event.FAILS): Phase.RESTING,
+    (Phase.DRAFTING, Event.UNKNOWN): Phase.TIMING,
+    (Phase.RESTING, Event.PAYS): Phase.DRAFTING,
+    (Phase.RESTING, Event.OVER): Phase.PROBING,
+    (Phase.RESTING, Event.UNKNOWN): Phase.TIMING,
+    (Phase.PROBING, Event.PAYS): Phase.DRAFTING,
+    (Phase.PROBING, Event.OVER): Phase.RESTING,  # for a longer pause
+    (Phase.PROBING, Event.UNKNOWN): Phase.TIMING,
+}
+
+
 class Auto(Growing):
     """Trees that grow while drafts pay; a draft model whose drafts do not pay is not asked.
 
     The policy uses a profile, corrected by a moving average of this run's verdicts. `budget` is the seconds of steps
     that may be timed. With a budget of 0 it reads no clock, so that a seed repeats a run; a pair without a plan then
     has the prior's costs. Rows with a seed of their own always draft the same shape: what was timed or learnt, and
-    other rows, must not change their tokens.
+    other rows, must not change their tokens. `paths` of all rows together are told apart by the models; None for any.
     """
 
     def __init__(
@@ -66,30 +101,26 @@ class Auto(Growing):
         limits: Limits | None = None,
         budget: float | int = 0.0,
         kind: Cost = "pass",
+        paths: int | None = None,
     ):
-        limits = limits or Limits()
-        super().__init__(limits.nodes, limits.depth, kind)
+        size = limits or Limits()
+        super().__init__(size.nodes, size.depth, kind, paths)
         self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
-        self.max_drafts, self.draft_counts = MAX_DRAFTS, range(1, MAX_DRAFTS + 1)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
         self.without_drafts = StaticTree(NO_DRAFTS)
-        self.first_tree = StaticTree(within(limits, LOOKUP_TREE if kind == "lookup" else MODEL_TREE))  # timed first
-        self.seeded_tree = StaticTree(within(limits, Tree.parse(FIXED_TREE)))
+        self.first_tree = StaticTree(tree_within(size, LOOKUP_TREE if kind == "lookup" else MODEL_TREE))  # timed first
+        self.seeded_tree = StaticTree(tree_within(size, Tree.parse(FIXED_TREE)))
+        shapes = (self.limits, self.first_tree.limits, self.seeded_tree.limits)
+        max_paths = max(shape.max_paths or 0 for shape in shapes)
+        self.limits = replace(self.limits, draft_counts=range(1, MAX_DRAFTS + 1), max_paths=max_paths)
         self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
-        self.trees: list[TokenTree] = []
         self.costs: Costs | None = None  # that the current prices come from
-        self.measured_plain_seconds: float | None = None  # of a step, which another thread may read
+        self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.steps = self.steps_without_drafts = 0
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
-        self.pause = self.steps_to_probe = FIRST_PAUSE
-        self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
+        self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
+        self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
-
-    @property
-    def skips_draft_model(self) -> bool:
-        """Whether the draft model is not asked at present, so that it need not catch up."""
-        is_known = bool(self.rows) and self.has_costs
-        return self.kind == "pass" and is_known and not self.asks_model
 
     @property
     def plain_seconds(self) -> float | None:
@@ -102,58 +133,70 @@ class Auto(Growing):
         """Whether the machine was busy when steps were timed, or is now."""
         return self.profile.has_busy_steps or self.profile.is_disturbed
 
-    def paths(self, rows: int) -> int:
-        """Also of the trees that are timed, and of those of rows with a seed."""
-        return max(super().paths(rows), self.first_tree.paths(rows), self.seeded_tree.paths(rows))
-
     @property
     def has_costs(self) -> bool:
         """Whether steps have been timed, or none may be, so that the prior's costs hold."""
         return bool(self.profile.known) or not self.budget
 
-    def forecast(self) -> StepForecast | None:
-        """The tokens and seconds to be expected of the trees that were drawn."""
-        if not self.trees or self.costs is None or self.timed_tree is not None:
-            return None
-        tokens = sum(self.reach(tree, node) for tree in self.trees for node in range(len(tree)))
-        return StepForecast(tokens, self.costs.seconds(work_of(self.trees, self.kind)))
-
-    def count_prompt_reads(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Spread the prompt tokens that the draft model reads over the new tokens, as a part of their price."""
-        self.prompt_reads_per_token = prompt_tokens / max(new_tokens, 1)
-
-    def expect(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
-        """Set prices before a run, so that a draft model that will not be used need not read the prompts.
+    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
+        """Set prices before the first step, so that a draft model that will not be used need not read the prompts.
 
         Say that steps will be timed, if so: not in the middle of a text that is printed as it comes.
         """
-        self.count_prompt_reads(prompt_tokens, new_tokens)
-        self.say_timing(rows)
-        if self.has_costs:
-            self.choose(rows)
+        if prompt_reads is not None:
+            self.prompt_reads = prompt_reads
+        if not self.steps and (prompt_reads is not None or self.costs is None):
+            self.say_timing(rows)
+            if self.has_costs:
+                self.choose(rows)
+        is_known = self.costs is not None and self.has_costs
+        return Outlook(self.kind == "pass" and is_known and not self.asks_model, self.plain_seconds)
 
     def say_timing(self, rows: int) -> None:
         """Say once that steps with so many rows are timed, if the budget is not spent."""
         if self.profile.spent_near(rows) < self.budget < math.inf:
             say_once(TIMING_NOTE, self.budget, how_often(self.profile))
 
-    def begin(self, rows: int) -> None:
-        """Time the first steps of a new pair; set prices again every few steps, and when the number of rows changes."""
-        super().begin(rows)
-        plain_steps = self.profile.measured(rows, False)
-        if self.has_costs:
-            if rows != self.rows or self.steps % STEPS_PER_PRICING == 0:
-                self.choose(rows)
-            self.probe()
-            is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
-            is_timing = is_open and plain_steps < MAX_SAMPLES
-            is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
-            self.timed_tree = self.without_drafts if is_timing and is_due else None
-        elif plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS:  # or nothing can be drafted
-            self.timed_tree = self.without_drafts
+    def advance(self, rows: int) -> None:
+        """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed."""
+        if self.has_costs and (rows != self.rows or self.steps % STEPS_PER_PRICING == 0):
+            self.choose(rows)
+        event = self.event()
+        if following := TRANSITIONS.get((self.phase, event)):
+            self.enter(following, event)
         else:
-            self.timed_tree = self.first_tree
+            self.steps_left -= 1
+        self.is_probing, self.timed_tree = self.phase is Phase.PROBING, self.tree_to_time(rows)
         self.rows, self.steps = rows, self.steps + 1
+
+    def event(self) -> Event:
+        """What decides on the next phase."""
+        if not self.has_costs:
+            return Event.UNKNOWN
+        if self.model_pays:
+            return Event.PAYS
+        return Event.OVER if self.phase in (Phase.RESTING, Phase.PROBING) and self.steps_left <= 0 else Event.FAILS
+
+    def enter(self, phase: Phase, event: Event) -> None:
+        """Begin a phase: a draft model that has failed rests from this step on, and longer after each probe."""
+        if phase is Phase.PROBING:
+            self.steps_left = PROBE_STEPS - 1
+        elif phase is Phase.RESTING and event is Event.FAILS:
+            self.steps_left = self.pause - 1
+        elif phase is Phase.RESTING:
+            self.steps_left = self.pause = min(2 * self.pause, MAX_PAUSE)
+            self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
+        self.phase = phase
+
+    def tree_to_time(self, rows: int) -> StaticTree | None:
+        """The tree that is drafted to be timed: a new pair's first steps, and then some without drafts."""
+        plain_steps = self.profile.measured(rows, False)
+        if self.phase is Phase.TIMING:  # where nothing can be drafted, tries come to an end
+            is_plain = plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS
+            return self.without_drafts if is_plain else self.first_tree
+        is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
+        is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
+        return self.without_drafts if is_open and is_due and plain_steps < MAX_SAMPLES else None
 
     def tries(self, rows: int) -> int:
         """How many steps with so many rows drafted the first tree, to time it, since the profile began anew."""
@@ -171,7 +214,7 @@ class Auto(Growing):
             self.tokens, self.seconds = STEPS_PER_PRICING * rows * best.tokens, STEPS_PER_PRICING * best.seconds
         self.rows = rows
         rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
-        self.price(rates, costs, rate, self.prompt_reads_per_token, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
+        self.price(rates, costs, rate, self.prompt_reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
         if self.model_pays:  # it has to go on paying before pauses are as short as at first
             self.pause = max(self.pause // 2, FIRST_PAUSE)
 
@@ -180,22 +223,16 @@ class Auto(Growing):
         is_timed = self.profile.measured(rows, False) >= MAX_SAMPLES or self.profile.spent_near(rows) >= self.budget
         return is_timed and bool(self.profile.known)
 
-    def probe(self) -> None:
-        """Ask a draft model that does not pay again after a pause; each pause is longer than the one before."""
-        self.steps_to_probe = self.pause if self.model_pays else self.steps_to_probe - 1
-        self.is_probing = self.steps_to_probe < 0
-        if self.steps_to_probe < -PROBE_STEPS:
-            self.pause = min(2 * self.pause, MAX_PAUSE)
-            self.steps_to_probe, self.is_probing = self.pause, False
-            self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
-
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes that the draft model reads, by the tree in use; a model that some rows ask answers them all."""
-        self.trees, seeded = trees, [tree for tree in trees if tree.is_seeded]
+        if depth == 0:
+            self.advance(len(trees))
+        seeded = [tree for tree in trees if tree.is_seeded]
         if not seeded:
             return self.plan_unseeded(trees, depth)
         unseeded = [tree for tree in trees if not tree.is_seeded]
         others = iter(self.plan_unseeded(unseeded, depth).nodes if unseeded else ())
+        self.share_paths(len(trees))
         fixed = iter(self.seeded_tree.plan(seeded, depth).nodes)
         return Plan([next(fixed if tree.is_seeded else others, []) for tree in trees])
 
@@ -211,38 +248,47 @@ class Auto(Growing):
         others = iter(policy_counts(unseeded, depth))
         return [next(fixed if tree.is_seeded else others) for tree in trees]
 
-    def name(self, tree: TokenTree) -> str:
-        """The name of the timed tree, or of what a tree has grown to."""
-        fixed = self.seeded_tree if tree.is_seeded else self.timed_tree
-        return super().name(tree) if fixed is None else fixed.name(tree)
-
-    def observe(self, record: "StepRecord") -> None:
+    def observe(self, record: "StepRecord") -> StepForecast | None:
         """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
-        self.trees = []
         if not any(record.scored):
-            return
-        if record.forecast is not None:
-            fade, seconds = math.exp(-1 / MEMORY_STEPS), sum(record.seconds.values()) - record.seconds["measure"]
+            return None
+        fade, work = math.exp(-1 / MEMORY_STEPS), work_of(record.trees, self.kind)
+        if (forecast := self.forecast(record, work)) is not None:
+            seconds = sum(record.seconds.values()) - record.seconds["measure"]
             self.recent_seconds = self.recent_seconds * fade + seconds
-            self.recent_forecast = self.recent_forecast * fade + record.forecast.seconds
+            self.recent_forecast = self.recent_forecast * fade + forecast.seconds
         self.recent.observe(record, MEMORY_NODES)
-        work = work_of(record.trees, self.kind)
-        is_first_tree = self.timed_tree is self.first_tree and not any(tree.is_seeded for tree in record.trees)
-        self.steps_with_first_tree[self.profile.restarts, self.rows] += is_first_tree
-        self.steps_to_probe += self.is_probing and record.is_catching_up  # steps that catch up do not count
-        self.prompt_reads_per_token *= not work.reads
+        is_seeded = any(tree.is_seeded for tree in record.trees)
+        self.steps_with_first_tree[self.profile.restarts, self.rows] += (
+            self.timed_tree is self.first_tree and not is_seeded
+        )
+        self.steps_left += self.is_probing and record.is_catching_up  # steps that catch up do not count
+        self.prompt_reads *= not work.reads
         self.steps_without_drafts += not work.nodes
         self.follow_temperature(record)
-        if self.budget and not any(tree.is_seeded for tree in record.trees):
-            if self.profile.known:
-                self.say_timing(self.rows)
-            self.unsaved_seconds += note(self.profile, record, self.kind, self.budget)
-            if self.unsaved_seconds > SAVE_SECONDS:
-                self.finish(advise=False)
+        if self.budget and not is_seeded:
+            self.time(record)
         if self.costs:
-            fade, tokens = math.exp(-1 / MEMORY_STEPS), sum(len(emission.tokens) for emission in record.emitted)
+            tokens = sum(len(emission.tokens) for emission in record.emitted)
             self.tokens = self.tokens * fade + tokens
             self.seconds = self.seconds * fade + self.costs.seconds(work)
+        return forecast
+
+    def forecast(self, record: "StepRecord", work: Work) -> StepForecast | None:
+        """The tokens and seconds that were to be expected of the trees that were drawn."""
+        if self.costs is None or self.timed_tree is not None:
+            return None
+        trees = [tree for tree, scored in zip(record.trees, record.scored, strict=True) if scored]
+        tokens = sum(self.reach(tree, node) for tree in trees for node in range(len(tree)))
+        return StepForecast(tokens, self.costs.seconds(work))
+
+    def time(self, record: "StepRecord") -> None:
+        """Add a step to the profile while it needs more, and write that from time to time."""
+        if self.profile.known:
+            self.say_timing(self.rows)
+        self.unsaved_seconds += note(self.profile, record, self.kind, self.budget)
+        if self.unsaved_seconds > SAVE_SECONDS:
+            self.finish(advise=False)
 
     def follow_temperature(self, record: "StepRecord") -> None:
         """Start from what is known of acceptance at the temperature at which most rows decode now."""
@@ -273,7 +319,7 @@ def work_of(trees: list[TokenTree], kind: Cost) -> Work:
     return Work(len(levels), reads, max(map(len, trees)) - 1)
 
 
-def within(limits: Limits, tree: Tree) -> Tree:
+def tree_within(limits: Limits, tree: Tree) -> Tree:
     """The tree, or the smallest one if it is larger than trees may be."""
     return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
 
@@ -316,4 +362,5 @@ def auto(
     budget: float | int = 0.0,
 ) -> Auto:
     """The policy of `tree="auto"`; with a plan's file nothing is measured."""
-    return Auto(profile_for(pair, file), temperature, limits, 0.0 if file else budget, kind_of(pair.draft))
+    profile, paths = profile_for(pair, file), paths_of(pair.target, pair.draft)
+    return Auto(profile, temperature, limits, 0.0 if file else budget, kind_of(pair.draft), paths)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates, acceptance_of_known
-from multidraft.decoding.policy import Plan, TreePolicy
+from multidraft.decoding.policy import Plan, PolicyLimits, TreePolicy
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.huggingface import Model
 from multidraft.models.reader import Cost, Reader
@@ -18,6 +18,7 @@ from multidraft.models.reader import Cost, Reader
 MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
 MIN_NODE_SHARE = 0.01  # a node costs at least this share of a plain step, even if noise hides it
 TREE_SHARE = 0.75  # of the paths that a model tells apart, for trees; the others are rows' own and kept prefixes
+BISECTIONS = 24  # of a certainty
 COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
 
 
@@ -29,17 +30,18 @@ def kind_of(draft: Model) -> Cost:
 class Growing(TreePolicy):
     """Adds drafts while their expected gain exceeds their price, both in tokens; `price` has to be called first."""
 
-    def __init__(self, nodes: int, depth: int, kind: Cost = "pass"):
-        self.max_drafts, self.max_nodes, self.draft_counts = MAX_NODE_DRAFTS, nodes + 1, range(1, MAX_NODE_DRAFTS + 1)
+    def __init__(self, nodes: int, depth: int, kind: Cost = "pass", paths: int | None = None):
+        shared_paths = 0 if paths is None else int(paths * TREE_SHARE)
+        counts = range(1, MAX_NODE_DRAFTS + 1)
+        self.limits = PolicyLimits(nodes + 1, counts, nodes if paths is None else 1, shared_paths)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
-        self.most_paths: float | int = math.inf  # of all rows' trees
-        self.row_nodes = self.max_nodes  # of a row's tree now, with its root
+        self.row_nodes = nodes + 1  # of a row's tree now, with its root
         self.node_price = self.first_price = 0.0  # of a drafted node; of the first one, in addition
         self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
+        self.min_certainty = 0.0  # of a root's first draft, where only look-ups are asked
         self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
         self.is_probing = False  # the draft model is asked whatever its expected gain
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
-        self.reach_of = dict[tuple[int, int], float]()
 
     def price(
         self, rates: Rates, costs: Costs, rate: float | int, prompt_reads: float | int = 0, margin: float = 0
@@ -49,12 +51,13 @@ class Growing(TreePolicy):
         Drafts must gain more than they cost by `margin`, a share of a plain step. For every new token the draft model
         reads `prompt_reads` tokens of a prompt.
         """
-        self.rates, price_per_second = rates, (1 + margin) * rate
+        self.rates, price_per_second, self.rows_per_drafting_row = rates, (1 + margin) * rate, 1.0
         self.node_price = price_per_second * max(costs.node, MIN_NODE_SHARE * costs.plain)
         self.first_price = price_per_second * (costs.first - costs.plain) + margin * rate * costs.plain
         self.read_price, self.level_price = price_per_second * costs.read, price_per_second * costs.level
         gains = [max(self.best_count(1.0, accepted, False)[1] - self.first_price, 0.0) for accepted in rates.by_class]
         gain = sum(share * gain for share, gain in zip(rates.frequency.tolist(), gains, strict=True))
+        self.min_certainty = self.certainty_that_pays()
         self.model_pays = gain > self.level_price + self.read_price * (1 + prompt_reads)
 
     @property
@@ -62,38 +65,37 @@ class Growing(TreePolicy):
         """Whether a draft model is asked at present, and not look-ups alone."""
         return self.kind != "lookup" and (self.model_pays or self.is_probing)
 
-    def begin(self, rows: int) -> None:
-        """Forget the trees of the step before; trees grow as far as there are paths for so many rows."""
-        self.row_nodes = 1 + self.paths_of_row(rows)
-        self.reach_of.clear()
-        self.rows_per_drafting_row = 1.0
-
-    def paths_of_row(self, rows: int) -> int:
-        """The most paths of a tree beside so many rows: one for each drafted node at worst."""
-        return int(min(self.max_nodes - 1, max(self.most_paths // rows, 1)))
-
-    def paths(self, rows: int) -> int:
-        """The trees of some of the rows may take all, and others one path each."""
-        return rows * self.paths_of_row(rows) if self.most_paths == math.inf else int(self.most_paths) + rows
-
-    def limit_paths(self, count: int) -> None:
-        self.most_paths = count * TREE_SHARE
-
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
         if depth == 0:
-            rows = self.drafting_rows(len(trees))
-            nodes = [[0] if row < rows else [] for row in range(len(trees))]
-            return Plan(nodes, lookup_only=self.kind != "pass" and not self.asks_model)
+            self.share_paths(len(trees))
+            return self.plan_roots(len(trees))
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
         level_pays = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
         asked_nodes = model_nodes if level_pays or self.kind == "mixed" else [()] * len(trees)
         pairs = zip(asked_nodes, lookup_nodes, strict=True)
         return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not level_pays)
 
-    def may_pay(self, certainty: float) -> bool:
-        accepted = acceptance_of_known([certainty], self.rates.trust)
-        return self.best_count(1.0, accepted, True)[1] > self.first_price
+    def plan_roots(self, rows: int) -> Plan:
+        """The roots to read."""
+        self.rows_per_drafting_row = 1.0
+        drafting_rows = self.drafting_rows(rows)
+        roots = [[0] if row < drafting_rows else [] for row in range(rows)]
+        return Plan(roots, self.kind != "pass" and not self.asks_model, self.min_certainty)
+
+    def share_paths(self, rows: int) -> None:
+        """Limit trees by the paths that there are for so many rows: each drafted node takes one at worst."""
+        nodes, shared_paths = self.limits.max_nodes, self.limits.shared_paths
+        self.row_nodes = min(nodes, 1 + max(shared_paths // rows, 1)) if shared_paths else nodes
+
+    def certainty_that_pays(self) -> float:
+        """The least certainty of a look-up with which a tree is worth its price; infinite if there is none."""
+        low, high = 0.0, 2.0  # which nothing reaches
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            gain = self.best_count(1.0, acceptance_of_known([min(middle, 1.0)], self.rates.trust), True)[1]
+            low, high = (low, middle) if gain > self.first_price else (middle, high)
+        return high if high < 2.0 else math.inf
 
     def drafting_rows(self, rows: int) -> int:
         """How many of the rows draft, the first ones: of a draft model that is only tried, about their square root.
@@ -122,20 +124,20 @@ class Growing(TreePolicy):
         return model_nodes, lookup_nodes
 
     def best_count(self, reach: float, accepted: Sequence[float], by_lookup: bool) -> tuple[int, float]:
-        """How many drafts each gain more than their price at a node with this reach, and their gain in sum."""
-        continuation = max(accepted[1], COPY_CONTINUES) if by_lookup else self.rates.average[1]
-        padding = self.rows_per_drafting_row
-        node_price = padding * self.node_price
-        chain_price = node_price if by_lookup else node_price + self.level_price + padding * self.read_price
-        total = 0.0
+        """How many drafts each gain more than their price at a node with this reach, and their gain in sum.
+
+            gain = a - p + sum over j = 1, ..., depth of max(a k^j - c, 0)
+
+        a is the probability that a path ends in this draft rather than in those before it, p the draft's price, k the
+        probability that a drafted chain goes on, and c the price of each token that may follow in one.
+        """
+        k = max(accepted[1], COPY_CONTINUES) if by_lookup else self.rates.average[1]
+        padding, total = self.rows_per_drafting_row, 0.0
+        p = padding * self.node_price
+        c = p if by_lookup else p + self.level_price + padding * self.read_price
         for drafts in range(MAX_NODE_DRAFTS):
-            added = reach * (accepted[drafts + 1] - accepted[drafts])
-            gain, chain_tokens = added - node_price, added * continuation
-            for _ in range(self.depth):  # tokens of the chain that may follow this draft
-                if chain_tokens <= chain_price:
-                    break
-                gain, chain_tokens = gain + chain_tokens - chain_price, chain_tokens * continuation
-            if gain <= 0:
+            a = reach * (accepted[drafts + 1] - accepted[drafts])
+            if (gain := a - p + chain_gain(a * k, k, c, self.depth)) <= 0:
                 return drafts, total
             total += gain
         return MAX_NODE_DRAFTS, total
@@ -144,13 +146,12 @@ class Growing(TreePolicy):
         """The probability that the accepted path passes a node, estimated from the nodes above it."""
         if node == 0:
             return 1.0
-        key = (id(tree), node)
-        if key not in self.reach_of:
+        if node not in tree.reach:
             parent = tree.parents[node]
             drafts = tree.counts[parent]
             accepted = self.rates.of(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.rank(node)]
-            self.reach_of[key] = self.reach(tree, parent) * accepted
-        return self.reach_of[key]
+            tree.reach[node] = self.reach(tree, parent) * accepted
+        return tree.reach[node]
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts of every node that was read; the likeliest nodes come first while there is room."""
@@ -173,3 +174,13 @@ class Growing(TreePolicy):
             if count := min(count, room):
                 counts[node], room = count, room - count
         return counts
+
+
+def chain_gain(tokens: float, continuation: float, price: float, depth: int) -> float:
+    """What the tokens of a chain gain beyond their price, as long as they do; each has `continuation` of the last's."""
+    gain = 0.0
+    for _ in range(depth):
+        if tokens <= price:
+            break
+        gain, tokens = gain + tokens - price, tokens * continuation
+    return gain

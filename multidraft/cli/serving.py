@@ -1,7 +1,7 @@
 """The settings of `multidraft serve`, and the app that they make."""
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from multidraft.autotune.controller import Limits as TreeLimits
+    from multidraft.decoding.policy import TreePolicy
     from multidraft.decoding.state import DecodeConfig
     from multidraft.server.service import Service
 
@@ -52,7 +53,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
                 )
         self.configured()
 
-    def configured(self) -> "tuple[DecodeConfig, TreeLimits | None, Path | None]":
+    def configured(self) -> "tuple[DecodeConfig, TreePolicy, TreeLimits | None, Path | None]":
         """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
         from multidraft.generation.inputs import resolve_config
 
@@ -96,9 +97,9 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         note_open_answers(tokenizer)
         if line := defaults_note(model_defaults(target)):
             terminal.note(line)
-        config, limits, plan = self.configured()
+        config, policy, limits, plan = self.configured()
         if limits is not None and draft is not None:
             subject = MeasuredPair(target, draft, config.scheme, config.walk)
-            config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
-        engine = Engine(target, draft, config, self.limits)
+            policy = auto(subject, 1.0, limits, plan, self.tune_budget)
+        engine = Engine(target, draft, config, policy, self.limits)
         return Service(engine, tokenizer, self.served_names, self.api_key, self.allowed_origins)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.policy import PolicyLimits, TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
 from multidraft.decoding.prompts import Reading, similar
 from multidraft.decoding.record import Clock, StepRecord
@@ -44,14 +44,16 @@ class Batch:
         target: Model,
         draft: Model | None,
         config: DecodeConfig,
+        policy: TreePolicy,
         max_num_seqs: float | int = math.inf,
         max_tokens: float | int = math.inf,
         on_record: OnRecord = lambda record, requests: None,
     ):
-        self.target, self.draft, self.config, self.on_record = target, draft, config, on_record
+        policy.limits.check(config.scheme)
+        self.target, self.draft, self.config, self.policy, self.on_record = target, draft, config, policy, on_record
         self.measuring_config = replace(config, measure=min(config.measure, 1))
-        self.max_num_seqs, self.max_tokens = rows_within(max_num_seqs, target, draft, config.policy), max_tokens
-        self.slack = config.policy.slack
+        self.max_num_seqs, self.max_tokens = rows_within(max_num_seqs, target, draft, policy.limits), max_tokens
+        self.slack = policy.limits.slack
         self.scores_last = answers_prompts(target)
         self.waiting: deque[Request] = deque()
         self.reading: Reading | None = None
@@ -100,7 +102,7 @@ class Batch:
     def max_kept_rows(self) -> float | int:
         """The most rows that have left and are kept: as many as the models tell apart beside those that have begun."""
         paths = paths_of(self.target, self.draft)
-        return math.inf if paths is None else max(paths - self.config.policy.paths(max(len(self.begun), 1)) - 1, 0)
+        return math.inf if paths is None else max(paths - self.policy.limits.paths(max(len(self.begun), 1)) - 1, 0)
 
     # Requests come
 
@@ -120,7 +122,8 @@ class Batch:
         unlimited = self.max_tokens == math.inf  # then all rows are as wide as the longest that is known
         planned = [*group, *self.waiting] if unlimited else group
         self.width = max(self.width, *(request.longest + self.slack for request in planned))
-        reading = Reading(group, self.target, self.draft, self.config, self.width, kept, reused, self.scores_last)
+        models, way = (self.target, self.draft), (self.config, self.policy)
+        reading = Reading(group, *models, *way, self.width, kept, reused, self.scores_last)
         self.reading, chosen = reading, set(group)
         self.waiting = deque(request for request in self.waiting if request not in chosen)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
@@ -227,7 +230,7 @@ class Batch:
         """One step of these requests."""
         first = self.config.measure_first
         measures = bool(first) and (self.info.measured < first or self.info.is_measured_cheaply)
-        state, record = step(state, self.measuring_config if measures else self.config)
+        state, record = step(state, self.measuring_config if measures else self.config, self.policy)
         self.info.add(record)
         self.on_record(record, requests)
         for row, request in enumerate(requests):
@@ -324,14 +327,13 @@ def paths_of(*models: Model | None) -> int | None:
     return min(counts, default=None)
 
 
-def rows_within(rows: float | int, target: Model, draft: Model | None, policy: TreePolicy) -> float | int:
+def rows_within(rows: float | int, target: Model, draft: Model | None, limits: PolicyLimits) -> float | int:
     """So many rows, or as many as the models can tell apart with their trees."""
     if (paths := paths_of(target, draft)) is None:
         return rows
-    policy.limit_paths(paths)
-    fitting = next(count for count in range(paths, -1, -1) if count == 0 or policy.paths(count) <= paths)
+    fitting = next(count for count in range(paths, -1, -1) if count == 0 or limits.paths(count) <= paths)
     if not fitting:
-        raise AdviceError(f"a tree has {policy.paths(1)} paths and the model tells {paths} apart; use a smaller tree")
+        raise AdviceError(f"a tree has {limits.paths(1)} paths and the model tells {paths} apart; use a smaller tree")
     if fitting < rows < math.inf:
         LOG.warning("%d rows are decoded side by side, and not %d: their trees have the %d paths", fitting, rows, paths)
     return min(rows, fitting)

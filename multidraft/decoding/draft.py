@@ -36,24 +36,22 @@ class Drafted(NamedTuple):
     faults: dict[int, RowFault]  # rows whose draft model said what makes no distribution
 
 
-def draft_tree(state: State, config: DecodeConfig) -> Drafted:
+def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafted:
     """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
-    can_repeat, policy = config.scheme.law.can_repeat, config.policy
-    trees = [TokenTree([row.root], can_repeat, is_seeded=row.random.is_seeded) for row in state.rows]
+    trees = [TokenTree([row.root], config.scheme.law.can_repeat, is_seeded=row.random.is_seeded) for row in state.rows]
     rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
     growing, depth, faults = [trees[row] for row in rows], 0, dict[int, RowFault]()
-    policy.begin(len(rows))
     while any((plan := policy.plan(growing, depth)).nodes):
         places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
             places = [(row, root) for row, root in places if state.can_draft(state.rows[row])]
-            promising = promising_roots(state, policy, places) if plan.lookup_only else places
+            promising = promising_roots(state, places, plan.min_certainty) if plan.lookup_only else places
             places = drafting_roots(state.rows, trees, promising)
             if not promising:
                 break
-        faults |= read_level(state, config, trees, places, depth, plan.lookup_only)
+        faults |= read_level(state, config, policy, trees, places, depth, plan.lookup_only)
         drafting = {row for row, _ in places}.difference(faults)
         counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
         counts = {row: drafts for row, drafts in counts.items() if row in drafting}
@@ -62,13 +60,13 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     return Drafted(trees, depth, faults)
 
 
-def promising_roots(state: State, policy: TreePolicy, places: Places) -> Places:
-    """The roots whose first draft may pay, by what a look-up knows of it before anything is read."""
+def promising_roots(state: State, places: Places, min_certainty: float) -> Places:
+    """The roots whose first draft is likely enough, by what a look-up knows of it before anything is read."""
     assert state.draft is not None
     promising = Places()
     for row, root in places:
         certainty = state.draft.certainty(row, [*state.rows[row].unread, state.rows[row].root])
-        if certainty is None or policy.may_pay(certainty):
+        if certainty is None or certainty >= min_certainty:
             promising.append((row, root))
     return promising
 
@@ -87,7 +85,13 @@ def drafting_roots(rows: list[Row], trees: list[TokenTree], places: Places) -> P
 
 
 def read_level(
-    state: State, config: DecodeConfig, trees: list[TokenTree], places: Places, depth: int, lookup_only: bool = False
+    state: State,
+    config: DecodeConfig,
+    policy: TreePolicy,
+    trees: list[TokenTree],
+    places: Places,
+    depth: int,
+    lookup_only: bool = False,
 ) -> dict[int, RowFault]:
     """Let the draft model read nodes of a level, the root with the chain above it, and note what is drawn from."""
     assert state.draft is not None
@@ -106,7 +110,7 @@ def read_level(
         return {}
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
-    options: dict[str, Any] = {"drafts": config.policy.max_drafts, "vocabulary": state.target.vocabulary}
+    options: dict[str, Any] = {"drafts": policy.limits.max_drafts, "vocabulary": state.target.vocabulary}
     parts, faults = [], dict[int, RowFault]()
     for logits, ids in answers(state.draft, answer, (len(tokens), max(map(len, tokens)) if depth else 1)):
         level_logits = values_at(logits, rows, columns)

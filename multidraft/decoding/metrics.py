@@ -77,7 +77,7 @@ class Info:
         """One row's tree, and the accepted path in it."""
         tree, path = record.trees[row], record.walk_results[row].path
         self.row_passes += 1
-        self.shapes[record.names[row] if len(tree) > 1 else ""] += 1  # a policy may name what it had no room for
+        self.shapes[tree.name if len(tree) > 1 else ""] += 1
         self.accepted += len(path)
         self.nodes += len(tree) - 1
         self.bonus += record.emitted[row].kinds[-1] == "bonus"

@@ -7,45 +7,27 @@ node; then the output is exact with both walks (docs/theory.md).
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from multidraft.decoding.tree import TokenTree, TreeShape
+from multidraft.verification.scheme import Scheme
 
 
-class StepForecast(NamedTuple):
-    """The tokens and seconds that a policy expects of a step."""
+@dataclass(frozen=True)
+class PolicyLimits:
+    """How large a policy's trees may become: caches and paths are kept free for them."""
 
-    tokens: float  # over all rows
-    seconds: float
-
-
-class Plan(NamedTuple):
-    """What the draft model is to do at a depth; drafting ends where no row has nodes."""
-
-    nodes: list[list[int]]  # to read, by row
-    lookup_only: bool = False  # a drafter that looks up what it can asks no model for the rest
-
-
-class TreePolicy(ABC):
-    """What drafting asks for, in this order: `begin`, then by depth `plan` and `counts`, and `observe` in the end.
-
-    `max_drafts` is the largest number of drafts at a node (0 where nothing is ever drafted), `draft_counts` which ones
-    a node may have beside none, `max_nodes` the size of the largest tree with its root: caches have room for it.
-    """
-
-    max_drafts: int
-    max_nodes: int
-    draft_counts: Sequence[int]
+    max_nodes: int  # of a row's tree, with its root
+    draft_counts: Sequence[int]  # which numbers of drafts a node may have, beside none
+    max_paths: int | None = None  # of a row's tree; None for as many as nodes
+    shared_paths: int = 0  # in place of these, trees of some rows may have so many together, and the others one each
+    shape: TreeShape | None = None  # of every tree, where it is known beforehand
 
     @property
-    def skips_draft_model(self) -> bool:
-        """Whether the draft model need not read prompts at present: it catches up when it is asked again."""
-        return False
-
-    @property
-    def plain_seconds(self) -> float | None:
-        """The measured seconds of a step without drafts, for as many rows as decode now; None if it is not known."""
-        return None
+    def max_drafts(self) -> int:
+        """The most drafts at a node; 0 where nothing is ever drafted."""
+        return max(self.draft_counts, default=0)
 
     @property
     def slack(self) -> int:
@@ -53,48 +35,60 @@ class TreePolicy(ABC):
         return 2 * self.max_nodes + 2
 
     def paths(self, rows: int) -> int:
-        """The most paths that the trees of so many rows have together; see `limit_paths`."""
-        return rows * self.max_nodes
+        """The most paths that the trees of so many rows have together."""
+        return max(rows * (self.max_paths or self.max_nodes), self.shared_paths + rows)
 
-    def limit_paths(self, count: int) -> None:
-        """So many paths of all rows together are told apart: trees that grow stay smaller beside many rows."""
-        return
+    def check(self, scheme: Scheme) -> None:
+        """Raise AdviceError where a scheme takes only certain numbers of drafts, and not these."""
+        for count in self.draft_counts:
+            scheme.with_drafts(count)
 
-    def begin(self, rows: int) -> None:
-        """A step of so many rows begins."""
-        return
+
+class Outlook(NamedTuple):
+    """What a policy says before a step."""
+
+    model_rests: bool = False  # the draft model need not read prompts: it catches up when it is asked again
+    plain_seconds: float | None = None  # of a step without drafts, as measured, if that is well known
+
+
+class Plan(NamedTuple):
+    """What the draft model is to do at a depth; drafting ends where no row has nodes."""
+
+    nodes: list[list[int]]  # to read, by row
+    lookup_only: bool = False  # a drafter that looks up what it can asks no model for the rest
+    min_certainty: float = 0.0  # then a root is read only if a look-up's first draft is right with this probability
+
+
+class StepForecast(NamedTuple):
+    """The tokens and seconds that a policy expected of a step."""
+
+    tokens: float  # over all rows
+    seconds: float
+
+
+class TreePolicy(ABC):
+    """What decoding asks: `begin` where prompts are read; in a step `plan` and `counts` by depth, and `observe`."""
+
+    limits: PolicyLimits
+
+    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
+        """Prompts are about to be read, and so many rows decode then.
+
+        For every new token a draft model has to read `prompt_reads` tokens of prompts; None if that is as before.
+        """
+        return Outlook()
 
     @abstractmethod
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
-        """For every row the nodes at a depth that the draft model is to read."""
+        """For every row the nodes at a depth that the draft model is to read; a step begins with depth 0."""
 
     @abstractmethod
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """For every row the number of drafts of nodes that have been read at a depth, whose laws are in the trees."""
 
-    def may_pay(self, certainty: float) -> bool:
-        """Whether a tree is worth drafting whose first draft is right with this probability, of what is looked up."""
-        return True
-
-    def name(self, tree: TokenTree) -> str:
-        """What reports call the shape of a row's tree: what it has grown to, unless a policy knows a better name."""
-        return tree.shape.name
-
-    def forecast(self) -> StepForecast | None:
-        """The tokens and seconds that are expected of the trees just drawn, if anything is."""
+    def observe(self, record: Any) -> StepForecast | None:
+        """Learn from a StepRecord, also where nothing was drafted; what was expected of the step, if anything was."""
         return None
-
-    def observe(self, record: Any) -> None:
-        """What came of the step, a StepRecord; also of steps in which nothing was drafted."""
-        return
-
-    def expect(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
-        """A run of so many rows at a time begins, with so many tokens of prompts and new ones in all."""
-        return
-
-    def count_prompt_reads(self, prompt_tokens: int, new_tokens: int) -> None:
-        """So many tokens of prompts have been read so far, for so many new tokens."""
-        return
 
     def finish(self, advise: bool = True) -> None:
         """The run has ended: keep what was learnt, and `advise` the user if drafts did not pay."""
@@ -108,15 +102,14 @@ class StaticTree(TreePolicy):
     """
 
     def __init__(self, shape: TreeShape):
-        self.shape, self.max_drafts, self.max_nodes = shape, max(shape.drafts), len(shape)
-        self.draft_counts = sorted(set(shape.drafts) - {0})
-
-    def paths(self, rows: int) -> int:
-        """One for each end of the shape."""
-        return rows * self.shape.drafts.count(0)
+        drafts = shape.drafts
+        self.shape = shape
+        self.limits = PolicyLimits(len(shape), sorted(set(drafts) - {0}), max_paths=drafts.count(0), shape=shape)
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes whose slots draw anything."""
+        for tree in trees if depth == 0 else ():
+            tree.static_shape = self.shape
         if depth >= self.shape.depth:
             return Plan([[]] * len(trees))
         for tree in trees if depth else ():
@@ -140,10 +133,6 @@ class StaticTree(TreePolicy):
         """What the slots of every node draw together."""
         rows = [{node: self.drafts(tree, node) for node in tree.level(depth)} for tree in trees]
         return [{node: count for node, count in row.items() if count} for row in rows]
-
-    def name(self, tree: TokenTree) -> str:
-        """The shape's, whatever came out empty or twice."""
-        return self.shape.name
 
 
 def policy_of(tree: TreeShape | TreePolicy) -> TreePolicy:

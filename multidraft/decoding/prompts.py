@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow
 from multidraft.decoding.record import Logprob, top_logprobs
 from multidraft.decoding.request import Request
@@ -38,12 +39,14 @@ class Reading:
         target: Model,
         draft: Model | None,
         config: DecodeConfig,
+        policy: TreePolicy,
         capacity: int,
         kept: KeptRow | None = None,
         reused: int = 0,
         scores_last: bool = False,
     ):
-        self.requests, self.models, self.config, self.capacity = requests, (target, draft), config, capacity
+        self.requests, self.models, self.capacity = requests, (target, draft), capacity
+        self.config, self.policy = config, policy
         self.kept, self.reused, self.hidden_layers = kept, reused, hidden_layers_of(draft)
         self.is_repeated = requests[0].is_suspect and requests[0].was_answered
         self.scores_last = scores_last and not self.is_repeated
@@ -76,7 +79,7 @@ class Reading:
         """Whether both models have read the prompts; a draft model that rests catches up in steps that draft."""
         if self.state is None:
             return False
-        skipping = self.config.policy.skips_draft_model
+        skipping = self.policy.begin(len(self.requests)).model_rests
         pairs = zip(self.state.rows, self.unread_by_draft(self.state), strict=True)
         return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
 
@@ -141,11 +144,16 @@ class Reading:
 
 
 def read_whole(
-    requests: list[Request], target: Model, draft: Model | None, config: DecodeConfig, scores_last: bool = False
+    requests: list[Request],
+    target: Model,
+    draft: Model | None,
+    config: DecodeConfig,
+    policy: TreePolicy,
+    scores_last: bool = False,
 ) -> State:
     """The state of requests before their first step: all prompts have been read, side by side."""
-    capacity = max(request.longest for request in requests) + config.policy.slack
-    reading = Reading(requests, target, draft, config, capacity, scores_last=scores_last)
+    capacity = max(request.longest for request in requests) + policy.limits.slack
+    reading = Reading(requests, target, draft, config, policy, capacity, scores_last=scores_last)
     while reading.state is None or not reading.is_over:
         reading.advance(math.inf)
     return reading.state

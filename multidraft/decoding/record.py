@@ -76,7 +76,6 @@ class StepRecord:
     """One step, row by row in the order of the state's rows."""
 
     scores: Scored  # the target's logits and distributions at the nodes of the trees
-    names: list[str]  # what the policy calls the trees' shapes
     events: list[list[Visit | CoinFlip]]  # of the rows' walks, in order
     walk_results: list[WalkResult]  # the accepted nodes below the root, and what the one more token was drawn from
     emitted: list[Emitted]  # the accepted tokens and one more; nothing where there was a fault

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
@@ -27,19 +26,14 @@ MEASURED_AT_FIRST = 30  # before that in every step: as many are enough for a nu
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """What stays the same over a generation. Raises AdviceError where the scheme cannot draw what the policy wants."""
+    """What stays the same over a generation."""
 
     scheme: Scheme
-    policy: TreePolicy
     walk: str | Walker = "deferred"
     measure: int = MEASURED_EVERY_STEPS  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
     measure_first: int = 0  # measure every step until it was done so often, and while that is cheap; unless 0, or never
-
-    def __post_init__(self) -> None:
-        for count in self.policy.draft_counts:
-            self.scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
 
 
 class Randomness:

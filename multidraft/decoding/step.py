@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from multidraft.decoding.draft import Drafted, draft_tree
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.record import Clock, Emitted, StepRecord, lookup_logprobs, measured_acceptance
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
@@ -13,7 +14,7 @@ from multidraft.models.base import check_logits, pass_hidden_states
 from multidraft.transfer import upload
 
 
-def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
+def step(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[State, StepRecord]:
     """Draft a tree, score it in one target pass, verify it, keep the accepted path: one token at least for every row.
 
     Go on from the state that it returns. A failure leaves the old one as good as before, or says that it is not: an
@@ -22,7 +23,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
     clock = Clock(config.synchronise)
     with state.transaction():
         with clock.part("draft"):
-            drafted = draft_tree(state, config)
+            drafted = draft_tree(state, config, policy)
         with clock.part("target"):
             scored = score(state, drafted)
         with clock.part("rule"):
@@ -35,7 +36,6 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
         following = commit(state, scored, decision)
     record = StepRecord(
         scores=scored,
-        names=[config.policy.name(tree) for tree in scored.trees],
         events=decision.events,
         walk_results=decision.walk_results,
         emitted=emitted,
@@ -44,9 +44,8 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
         draft_passes=drafted.passes,
         seconds=clock.seconds,
         measured=acceptance,
-        forecast=config.policy.forecast(),
     )
-    config.policy.observe(record)
+    record.forecast = policy.observe(record)
     return following, record
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.verify import CoinFlip, Visit
@@ -31,10 +31,13 @@ class TraceWriter:
     def __init__(self, write: OnTraceRecord):
         self.write, self.steps = write, dict[int, int]()
 
-    def begin(self, config: DecodeConfig, sampling: list[Sampling], prompts: list[list[int]]) -> None:
+    def begin(
+        self, config: DecodeConfig, policy: TreePolicy, sampling: list[Sampling], prompts: list[list[int]]
+    ) -> None:
         """Say what is going to happen."""
         self.steps = dict.fromkeys(range(len(prompts)), 0)
-        self.write({"record": "generation", "first_row": 0} | describe(config, sampling[0]) | {"prompts": prompts})
+        described = describe(config, policy, sampling[0])
+        self.write({"record": "generation", "first_row": 0} | described | {"prompts": prompts})
 
     def add(self, record: StepRecord, rows: list[int]) -> None:
         """One step of these rows."""
@@ -48,11 +51,10 @@ class TraceWriter:
         self.write({"record": "end", "tokens": tokens})
 
 
-def describe(config: DecodeConfig, sampling: Sampling) -> dict[str, Any]:
+def describe(config: DecodeConfig, policy: TreePolicy, sampling: Sampling) -> dict[str, Any]:
     """How rows are decoded; the settings are those of the first."""
-    law, policy = config.scheme.law, config.policy
+    law, shape = config.scheme.law, policy.limits.shape
     settings = {name: getattr(law, name) for name in law.settings()} | dict(config.scheme.settings)
-    shape = policy.shape if isinstance(policy, StaticTree) else None
     return {
         "scheme": config.scheme.name,
         "settings": {name: json_value(value) for name, value in settings.items()},

@@ -84,7 +84,9 @@ class TokenTree:
     is_seeded: bool = False  # it may depend on its own row alone
     backlog: int = 0  # kept tokens that the draft model has read in this step, before any node
     children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
-    slots: dict[int, list[int]] = field(default_factory=lambda: {0: [0]})  # where nodes stand in a static shape
+    reach: dict[int, float] = field(default_factory=dict)  # how likely a policy takes nodes to be on the accepted path
+    static_shape: TreeShape | None = None  # that was asked for, if it was known beforehand
+    slots: dict[int, list[int]] = field(default_factory=lambda: {0: [0]})  # where nodes stand in it
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -141,3 +143,8 @@ class TokenTree:
     def shape(self) -> TreeShape:
         """What the tree looks like: every node with as many drafts as became nodes of their own."""
         return TreeShape(tuple(self.parents), tuple(len(self.children.get(node, ())) for node in range(len(self))))
+
+    @property
+    def name(self) -> str:
+        """What reports call the shape: the one that was asked for, or what the tree has grown to."""
+        return (self.static_shape or self.shape).name

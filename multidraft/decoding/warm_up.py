@@ -7,7 +7,7 @@ from operator import add
 import torch
 from transformers import PreTrainedModel
 
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import PolicyLimits
 from multidraft.decoding.state import DecodeConfig
 from multidraft.models.huggingface import Model, prepare
 from multidraft.sampling.drafting import draft_distributions
@@ -16,25 +16,25 @@ from multidraft.verification.distributions import pick_each
 from multidraft.verification.scheme import Scheme
 
 
-def warm_up(config: DecodeConfig, device: torch.device) -> None:
+def warm_up(config: DecodeConfig, limits: PolicyLimits, device: torch.device) -> None:
     """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
     if device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
-        for count in config.policy.draft_counts:
+        for count in limits.draft_counts:
             use_once(config.scheme.with_drafts(count))
         for dtype in (torch.float32, torch.float64):
             draft_distributions(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
 
 
 def compile_steps(
-    config: DecodeConfig, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int], rows: int
+    limits: PolicyLimits, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int], rows: int
 ) -> None:
     """Compile the steps of a run of so many rows at a time, where models can be compiled and have not been."""
     lengths = [len(prompt) for prompt in prompts]
-    longest = max(map(add, lengths, budgets)) + config.policy.slack
+    longest = max(map(add, lengths, budgets)) + limits.slack
     for number, model in enumerate(models):
-        branches = number == 0 and isinstance(config.policy, StaticTree) and config.policy.max_nodes > 1
+        branches = number == 0 and limits.shape is not None and limits.max_nodes > 1
         if isinstance(model, PreTrainedModel):
-            prepare(model, rows, (1 + branches, config.policy.max_nodes), (min(lengths), longest))
+            prepare(model, rows, (1 + branches, limits.max_nodes), (min(lengths), longest))
 
 
 @cache

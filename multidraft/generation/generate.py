@@ -21,9 +21,10 @@ from multidraft.autotune.controller import auto
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stop, Update
-from multidraft.decoding.state import DecodeConfig, check_generators, generators_for
+from multidraft.decoding.state import check_generators, generators_for
 from multidraft.decoding.trace import TraceWriter
 from multidraft.decoding.warm_up import compile_steps, warm_up
 from multidraft.errors import AdviceError
@@ -193,12 +194,12 @@ def run(
     """
     first_prompt = torch.tensor(ends.padded_prompts[0], device=ends.stop.device)
     check_pure(options.logits_processor or (), first_prompt, vocabulary_of(target))
-    config = with_policy(target, draft, prompts, sampling[0], ends, options)
+    config, policy = options.config, policy_for(target, draft, prompts, sampling[0], ends, options)
     requests = requests_of(prompts, sampling, ends, options)
-    warm_up(config, ends.stop.device)
+    warm_up(config, policy.limits, ends.stop.device)
     if config.compile:
-        compile_steps(config, [target, draft], prompts, ends.budgets, options.rows_at_a_time(len(prompts)))
-    batch = Batch(target, draft, config, options.rows_at_a_time(len(prompts)))
+        compile_steps(policy.limits, [target, draft], prompts, ends.budgets, options.rows_at_a_time(len(prompts)))
+    batch = Batch(target, draft, config, policy, options.rows_at_a_time(len(prompts)))
     info = decode(batch, requests, ends, options)
     rows = [torch.tensor(request.tokens, dtype=torch.int64) for request in requests]
     if info.faults:
@@ -208,17 +209,16 @@ def run(
     return rows, info
 
 
-def with_policy(
+def policy_for(
     target: Model, draft: Model | None, prompts: list[list[int]], sampling: Sampling, ends: Ends, options: Options
-) -> DecodeConfig:
-    """The configuration, with the policy of `tree="auto"` if that is asked for."""
-    config = options.config
+) -> TreePolicy:
+    """The policy of the tree that is given, or of `tree="auto"`."""
     if draft is None or options.limits is None:
-        return config
-    pair = MeasuredPair(target, draft, config.scheme, config.walk)
+        return options.policy
+    pair = MeasuredPair(target, draft, options.config.scheme, options.config.walk)
     policy = auto(pair, sampling.temperature, options.limits, options.plan_file, options.tune_budget)
-    policy.expect(options.rows_at_a_time(len(prompts)), sum(map(len, prompts)), sum(ends.budgets))
-    return replace(config, policy=policy)
+    policy.begin(options.rows_at_a_time(len(prompts)), sum(map(len, prompts)) / max(sum(ends.budgets), 1))
+    return policy
 
 
 def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, options: Options) -> list[Request]:
@@ -250,9 +250,9 @@ def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) 
     trace = TraceWriter(options.trace) if options.trace is not None else None
     with torch.inference_mode(), ExitStack() as stack, info_of_interruption(info), info.whole():
         stream = stack.enter_context(as_stream(options.stream, ends.padded_prompts))
-        stack.callback(batch.config.policy.finish)  # which keeps what was measured, however the run ends
+        stack.callback(batch.policy.finish)  # which keeps what was measured, however the run ends
         if trace is not None:
-            trace.begin(batch.config, [request.sampling for request in requests], prompts)
+            trace.begin(batch.config, batch.policy, [request.sampling for request in requests], prompts)
             batch.on_record = lambda record, rows: trace.add(record, [request.index for request in rows])
         batch.add(requests)
         for request, update in updates_of(batch, ends.deadline):

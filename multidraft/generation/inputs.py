@@ -45,8 +45,8 @@ Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
 def make_config(
     scheme: str | Scheme, tree: str | Tree | TreePolicy, walk: str | Walker, measure: bool | int, **flags: Any
-) -> DecodeConfig:
-    """Names made into objects."""
+) -> tuple[DecodeConfig, TreePolicy]:
+    """Names made into objects; raises AdviceError where the scheme cannot draw what the policy wants."""
     scheme, tree = scheme_named(scheme), Tree.parse(tree) if isinstance(tree, str) else tree
     check_walk(scheme, walk)
     if not isinstance(tree, Tree | TreePolicy):
@@ -56,7 +56,9 @@ def make_config(
         measure, MEASURED_EVERY_STEPS, 0, "measure", "True, False, or every how many steps to measure"
     )
     measured_first = MEASURED_AT_FIRST if measure is True else 0
-    return DecodeConfig(scheme, policy_of(tree), walk, measured_every, measure_first=measured_first, **flags)
+    policy = policy_of(tree)
+    policy.limits.check(scheme)
+    return DecodeConfig(scheme, walk, measured_every, measure_first=measured_first, **flags), policy
 
 
 def resolve_config(
@@ -67,19 +69,19 @@ def resolve_config(
     drafters: int,
     measure: bool | int = False,
     **flags: Any,
-) -> tuple[DecodeConfig, Limits | None, Path | None]:
-    """The configuration for so many drafters; where trees are to be chosen, their limits and the plan's file, too."""
+) -> tuple[DecodeConfig, TreePolicy, Limits | None, Path | None]:
+    """Configuration and policy for so many drafters; of trees that are to be chosen also limits and the plan's file."""
     limits = Limits.parse(tree) if isinstance(tree, str) and tree.strip().lower().startswith("auto") else None
     chosen_tree = tree if limits is None else FIXED_TREE
     chosen_tree = (
         Tree.parse(chosen_tree) if isinstance(chosen_tree, str) else chosen_tree
     )  # also where nothing is drafted: it may be wrong
-    config = make_config(scheme, chosen_tree if drafters else NO_DRAFTS, walk, measure, **flags)
+    config, policy = make_config(scheme, chosen_tree if drafters else NO_DRAFTS, walk, measure, **flags)
     limits = limits if drafters and can_choose(config.scheme) else None
     plan_path = plan_file(plan, limits)
     if drafters:
         check_drafters(config.scheme, drafters > 1)
-    return config, limits, plan_path
+    return config, policy, limits, plan_path
 
 
 def number_or_default(value: bool | int, yes: Any, no: Any, name: str, use: str) -> Any:

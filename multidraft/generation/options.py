@@ -78,8 +78,8 @@ class Options:
         return min(count, self.max_num_seqs or count)
 
     @cached_property
-    def resolved(self) -> tuple[DecodeConfig, Limits | None, Path | None]:
-        """The configuration of steps; where trees are chosen while decoding, also their limits and the plan's file."""
+    def resolved(self) -> tuple[DecodeConfig, TreePolicy, Limits | None, Path | None]:
+        """Configuration and policy; where trees are chosen while decoding, also their limits and the plan's file."""
         flags = dict(compile=self.compile, synchronise=self.synchronise)
         return resolve_config(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
 
@@ -94,14 +94,19 @@ class Options:
         return self.resolved[0]
 
     @property
+    def policy(self) -> TreePolicy:
+        """The policy of the tree that is given, or that stands in until trees are chosen while decoding."""
+        return self.resolved[1]
+
+    @property
     def limits(self) -> Limits | None:
         """The limits of trees that are chosen while decoding; None for a fixed tree."""
-        return self.resolved[1]
+        return self.resolved[2]
 
     @property
     def plan_file(self) -> Path | None:
         """The file with what trees are chosen by; None for what is kept of the pair, or is measured now."""
-        return self.resolved[2]
+        return self.resolved[3]
 
 
 OPTIONS = [option.name for option in fields(Options) if option.name != "drafters"]

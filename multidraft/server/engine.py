@@ -15,6 +15,7 @@ import torch
 
 from multidraft.decoding.batch import Batch, Updates
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.policy import Outlook, TreePolicy
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import MEASURED_AT_FIRST, DecodeConfig
 from multidraft.decoding.warm_up import warm_up
@@ -31,10 +32,11 @@ MAX_FAILURES = 3  # in a row, without a new token in between: then the engine en
 class Engine:
     """Decodes requests in its own thread; they may be submitted and cancelled from any thread."""
 
-    def __init__(self, target: Model, draft: Model | None, config: DecodeConfig, limits: Limits):
-        self.target, self.draft, self.limits = target, draft, limits
+    def __init__(self, target: Model, draft: Model | None, config: DecodeConfig, policy: TreePolicy, limits: Limits):
+        self.target, self.draft, self.policy, self.limits = target, draft, policy, limits
+        self.outlook = Outlook()  # which another thread may read
         self.config = replace(config, measure=MEASURED_EVERY, measure_first=MEASURED_AT_FIRST)
-        self.batch = Batch(target, draft, self.config, limits.rows, limits.tokens_in_cache)
+        self.batch = Batch(target, draft, self.config, policy, limits.rows, limits.tokens_in_cache)
         self.room = limits.tokens_in_cache - self.batch.slack  # the most tokens that one row may come to
         self.submitted: list[Request] = []  # which the thread has not taken yet
         self.deliver: Callable[[Updates], object] = send_updates
@@ -45,7 +47,7 @@ class Engine:
         self.fault: BaseException | None = None  # that the engine has died of
         self.on_death: Callable[[], object] = bool  # is called then, in the engine's thread
         self.thread = Thread(target=self.run, name="engine", daemon=True)
-        warm_up(config, home(target))  # compiles what is compiled
+        warm_up(config, policy.limits, home(target))  # compiles what is compiled
         self.start = self.thread.start  # from then on requests are taken
 
     @property
@@ -81,7 +83,7 @@ class Engine:
         self.thread.join(patience)
         self.stopped = True
         self.thread.join()
-        self.config.policy.finish(advise=False)
+        self.policy.finish(advise=False)
 
     def run(self) -> None:
         """Work until closed; requests that are left then, or when the engine dies, get the error CLOSED."""
@@ -126,7 +128,8 @@ class Engine:
     def turn(self) -> None:
         """One step of the batch; what prompts bring is delivered before the running rows step."""
         batch = self.batch
-        self.config.policy.count_prompt_reads(batch.prompt_tokens - batch.reused_tokens, batch.info.tokens)
+        prompt_reads = (batch.prompt_tokens - batch.reused_tokens) / max(batch.info.tokens, 1)
+        self.outlook = self.policy.begin(max(len(batch.begun), 1), prompt_reads)
         batch.drop_cancelled()
         batch.read_prompts(self.limits.prefill)
         self.flush()
@@ -178,7 +181,7 @@ class Engine:
     def answers_a_token(self) -> bool:
         """Whether a prompt of one token can be continued; then the rows that failed were faulty themselves."""
         try:
-            batch = Batch(self.target, self.draft, self.config)
+            batch = Batch(self.target, self.draft, self.config, self.policy)
             batch.add([Request([0], 1)])
             batch.step()
         except Exception as error:

@@ -81,8 +81,8 @@ class LooksAtItself(Growing):
 def error(name: str, walk: str, policy: TreePolicy) -> float:
     """How far the law of the first three tokens is from the target's."""
     target, draft = (TableModel(random_table(3, 3, seed, 2.0), 3) for seed in (1, 2))
-    config, conditional = DecodeConfig(md.scheme(name), policy, walk), lambda tokens: target.conditional((0, *tokens))
-    return law_error(target, draft, [0], config, conditional, count=3)
+    way, conditional = (DecodeConfig(md.scheme(name), walk), policy), lambda tokens: target.conditional((0, *tokens))
+    return law_error(target, draft, [0], way, conditional, count=3)
 
 
 def whole() -> TreePolicy:
@@ -218,7 +218,7 @@ def run_with_a_clock(policy: Auto, monkeypatch: pytest.MonkeyPatch, seed: int) -
     chance = random.Random(seed)
     ticks = itertools.accumulate(chance.paretovariate(0.5) for _ in itertools.count())
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    return [record.names for record in records(policy, RIGHT, RIGHT, 50)]
+    return [[tree.name for tree in record.trees] for record in records(policy, RIGHT, RIGHT, 50)]
 
 
 @unchecked
@@ -240,20 +240,18 @@ def test_drafts_must_win_by_a_margin(gain: float, drafts: bool) -> None:
     rate, plain = 0.7, 10.0
     level = plain * (1 + rate) / gain - plain
     policy = Auto(profile(by_rows={1: costs(plain, level)}, true_rates=rates(rate, second=0.0)), 1.0, Limits(1, 1))
-    policy.begin(1)
-    assert policy.skips_draft_model != drafts
+    assert policy.begin(1).model_rests != drafts
 
 
 def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_decide() -> None:
     """A hundred tokens of a prompt for each new one: reading them takes more than drafts give."""
     policy = Auto(profile(by_rows={1: costs(), 4: costs(node=50.0)}), 1.0)
     for rows in (1, 4):
-        policy.begin(rows)
-        assert policy.skips_draft_model == (rows == 4)
+        policy.plan([TokenTree([0])] * rows, 0)
+        assert policy.begin(rows).model_rests == (rows == 4)
     policy = Auto(profile(by_rows={1: costs(read=0.5)}), 1.0)
     for prompt, new_tokens in ((100, 1), (1, 100)):
-        policy.expect(1, prompt, new_tokens)
-        assert policy.skips_draft_model == (prompt > new_tokens)
+        assert policy.begin(1, prompt / new_tokens).model_rests == (prompt > new_tokens)
 
 
 @unchecked
@@ -286,7 +284,7 @@ def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(saved: list[str],
     with caplog.at_level(logging.WARNING, "multidraft"):
         step_records = list(records(policy, *tables(), 40))
     policy.finish()
-    assert [record.names[0] for record in step_records[: 2 * MIN_STEPS]] == [""] * MIN_STEPS + ["1x6"] * MIN_STEPS
+    assert [record.trees[0].name for record in step_records[: 2 * MIN_STEPS]] == [""] * MIN_STEPS + ["1x6"] * MIN_STEPS
     assert sum(len(runs) for runs in empty_profile.samples[1].values()) > 10
     assert empty_profile.acceptance[1.0].nodes > 5
     assert Profile.from_json(saved[-1]).spent == pytest.approx(empty_profile.spent, abs=1e-3)

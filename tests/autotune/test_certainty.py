@@ -59,7 +59,7 @@ def test_it_may_be_asked_again_and_again() -> None:
 @pytest.mark.parametrize("pays", [False, True])
 @pytest.mark.parametrize("model_pays", [None, False, True])  # None: look-ups without a model
 def test_only_what_may_pay_is_read(monkeypatch: pytest.MonkeyPatch, pays: bool, model_pays: bool | None) -> None:
-    monkeypatch.setattr(Growing, "may_pay", lambda self, certainty: pays)
+    monkeypatch.setattr(Growing, "certainty_that_pays", lambda self: 0.0 if pays else 2.0)
     asks = property(lambda self: model_pays, lambda self, value: None)
     monkeypatch.setattr(Growing, "model_pays", asks, raising=False)
     draft = Lookup(SIZE) if model_pays is None else LookupThenModel([Lookup(SIZE), target()])

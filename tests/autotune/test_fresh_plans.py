@@ -18,6 +18,7 @@ from multidraft.autotune import controller, plans
 from multidraft.autotune.controller import NO_WORK, PROBE_STEPS, Auto, Limits
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
 from multidraft.decoding import record
+from multidraft.decoding.tree import TokenTree
 from multidraft.models.table import TableModel
 
 FRESH = plans.fresh  # before any test makes plans up
@@ -130,7 +131,7 @@ def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpC
     for _ in range(MIN_STEPS):
         next(running)
     for _ in range(5 * MIN_STEPS):
-        policy.begin(1)
+        policy.plan([TokenTree([0])], 0)
     assert num_steps_with_drafts(list(running)) > MIN_STEPS
     assert profile.known == [1]
 

@@ -39,7 +39,7 @@ def use(text: str | bytes) -> None:
     for temperature in (0.0, 1.0):
         policy = Auto(profile, temperature)
         for rows in (1, 3, 64):
-            policy.expect(rows, 100, 10)
+            policy.begin(rows, 10.0)
     assert Profile.from_json(profile.as_json()).as_json() == profile.as_json()
 
 

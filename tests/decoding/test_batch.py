@@ -23,7 +23,7 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 
 SIZE = 5
-CONFIG = DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse("2x1")), measure=0)
+WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=0), StaticTree(Tree.parse("2x1"))
 
 
 def tables() -> tuple:
@@ -57,7 +57,7 @@ def requests(texts: list[list[int]]) -> list[Request]:
 def decoded(models: tuple, texts: list[list[int]], max_num_seqs: float, budget: float | int = math.inf) -> list:
     """The tokens of all texts, and the number of rows of each step."""
     sizes: list[int] = []
-    batch = Batch(*models, CONFIG, max_num_seqs, on_record=lambda record, rows: sizes.append(len(rows)))
+    batch = Batch(*models, *WAY, max_num_seqs, on_record=lambda record, rows: sizes.append(len(rows)))
     batch.add(rows := requests(texts))
     while batch.requests:
         batch.step(budget)
@@ -72,7 +72,7 @@ def test_tokens_are_those_of_a_prompt_alone(models, max_num_seqs, budget) -> Non
     texts = prompts()
     alone = requests(texts)
     for request in alone:
-        batch = Batch(*models(), CONFIG)
+        batch = Batch(*models(), *WAY)
         batch.add([request])
         with torch.inference_mode():
             while batch.requests:
@@ -122,7 +122,7 @@ def test_other_numbers_of_rows_are_refused(rows) -> None:
 
 def test_a_batch_reads_prompts_between_the_steps_of_rows() -> None:
     """With a budget of four tokens a step, a short row gets tokens while a long prompt is read."""
-    batch = Batch(*tables(), CONFIG)
+    batch = Batch(*tables(), *WAY)
     short, long = Request([1], 40), Request([0, 1] * 30, 5)
     with torch.inference_mode():
         batch.add([short])
@@ -143,7 +143,7 @@ def test_pieces_end_together_and_similar_prompts_are_read_side_by_side() -> None
 def test_a_request_is_told_its_end_once() -> None:
     """By the reason why it ended: its length, or a token."""
     updates: list = []
-    batch = Batch(*tables(), CONFIG)
+    batch = Batch(*tables(), *WAY)
     batch.add(requests(prompts()))
     with torch.inference_mode():
         while batch.requests:
@@ -156,7 +156,7 @@ def test_a_request_is_told_its_end_once() -> None:
 
 def test_records_name_the_requests_of_their_rows() -> None:
     seen: list[tuple[StepRecord, list[Request]]] = []
-    batch = Batch(*tables(), CONFIG, 2, on_record=lambda record, rows: seen.append((record, list(rows))))
+    batch = Batch(*tables(), *WAY, 2, on_record=lambda record, rows: seen.append((record, list(rows))))
     batch.add(rows := requests(prompts()[:4]))
     with torch.inference_mode():
         while batch.requests:
@@ -210,8 +210,8 @@ def test_prefixes_of_what_a_model_was_are_not_reused(change: Callable[[PreTraine
         return request.tokens
 
     with torch.inference_mode():
-        batch = Batch(*models, CONFIG, max_tokens=200)
+        batch = Batch(*models, *WAY, max_tokens=200)
         answer(batch)
         change(models[role])
-        assert answer(batch) == answer(Batch(*models, CONFIG, max_tokens=200))
+        assert answer(batch) == answer(Batch(*models, *WAY, max_tokens=200))
         assert bool(batch.reused_tokens) == (change is leave)

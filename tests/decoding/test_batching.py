@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decoded import start
+from decoded import Way, start
 from memory import live_bytes
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from torch import Tensor
@@ -68,19 +68,19 @@ def generator(seed: int) -> torch.Generator:
 def begin(
     models: Models,
     prompts: list[list[int]],
-    config: DecodeConfig,
+    way: Way,
     seeds: list[int],
     samplings: list[Sampling] | None = None,
 ) -> State:
     random, settings = [generator(seed) for seed in seeds], samplings or [Sampling()] * len(prompts)
     target, draft = models()
-    return start(prompts, target, draft, config, settings, LONGEST, random, whole=answers_prompts(target))
+    return start(prompts, target, draft, way, settings, LONGEST, random, whole=answers_prompts(target))
 
 
 @torch.inference_mode()
-def serve(models: Models, config: DecodeConfig, settings: list[Sampling] | None = None) -> list[list[int]]:
+def serve(models: Models, way: Way, settings: list[Sampling] | None = None) -> list[list[int]]:
     """As a server would: rows join a running batch when they come, and leave it when they are done."""
-    batch = Batch(*models(), config)
+    batch = Batch(*models(), *way)
     requests = [
         Request(prompt, LEAVES[row], settings[row] if settings else Sampling(), generator=generator(row))
         for row, prompt in enumerate(PROMPTS)
@@ -93,18 +93,18 @@ def serve(models: Models, config: DecodeConfig, settings: list[Sampling] | None 
     return [request.tokens for request in requests]
 
 
-def config_of(models: Models, scheme: str, walk: str, **settings: Any) -> DecodeConfig:
+def config_of(models: Models, scheme: str, walk: str, **settings: Any) -> Way:
     tree = NO_DRAFTS if models is ALONE else Tree.parse("3x2x1")
-    return DecodeConfig(md.scheme(scheme), StaticTree(tree), walk, measure=0, **settings)
+    return DecodeConfig(md.scheme(scheme), walk, measure=0, **settings), StaticTree(tree)
 
 
-def alone(models: Models, config: DecodeConfig, row: int, **settings: float) -> list[int]:
+def alone(models: Models, way: Way, row: int, **settings: float) -> list[int]:
     rows, _ = md.generate(
         *models(),
         [PROMPTS[row]],
-        scheme=config.scheme,
-        tree=config.policy,
-        walk=config.walk,
+        scheme=way[0].scheme,
+        tree=way[1],
+        walk=way[0].walk,
         generator=[generator(row)],
         max_new_tokens=LEAVES[row],
         **settings,
@@ -119,8 +119,8 @@ def alone(models: Models, config: DecodeConfig, row: int, **settings: float) -> 
 ])  # fmt: skip
 def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme, walk):
     """In float32 too: products of other batch sizes round otherwise, but hardly ever move a draw."""
-    config = config_of(models, scheme, walk)
-    assert serve(models, config) == [alone(models, config, row) for row in range(len(PROMPTS))]
+    way = config_of(models, scheme, walk)
+    assert serve(models, way) == [alone(models, way, row) for row in range(len(PROMPTS))]
 
 
 def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
@@ -131,22 +131,22 @@ def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
         self.gather(list(reversed(range(len(self.cache.lengths)))))
 
     monkeypatch.setattr(CausalLM, "extend", swapped)
-    config = config_of(tiny, "anchored:lorenz", "deferred")
-    assert serve(tiny, config) != [alone(tiny, config, row) for row in range(len(PROMPTS))]
+    way = config_of(tiny, "anchored:lorenz", "deferred")
+    assert serve(tiny, way) != [alone(tiny, way, row) for row in range(len(PROMPTS))]
 
 
 def test_misuse_gets_advice():
-    config = config_of(tiny, "iid:lorenz", "deferred")
-    state = begin(tiny, PROMPTS[:2], config, [0, 1])
-    newer, _ = step(state, config)
-    for use in (lambda: step(state, config), lambda: gather(state, [0]), lambda: extend(state, newer)):
+    way = config_of(tiny, "iid:lorenz", "deferred")
+    state = begin(tiny, PROMPTS[:2], way, [0, 1])
+    newer, _ = step(state, *way)
+    for use in (lambda: step(state, *way), lambda: gather(state, [0]), lambda: extend(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
-    newer, other = (begin(models, PROMPTS[:1], config, [2]) for models in (tiny, PADDED))
+    newer, other = (begin(models, PROMPTS[:1], way, [2]) for models in (tiny, PADDED))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
         extend(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
-        extend(begin(tiny, PROMPTS[:1], config, [2]), begin(ALONE, PROMPTS[:1], config, [2]))
+        extend(begin(tiny, PROMPTS[:1], way, [2]), begin(ALONE, PROMPTS[:1], way, [2]))
 
 
 # Settings of each row's own
@@ -173,29 +173,29 @@ SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.
     (PADDED, "anchored:lorenz"), (NGRAMS, "anchored:lorenz"), (ALONE, "iid:lorenz"),
 ])  # fmt: skip
 def test_rows_with_settings_of_their_own_get_the_tokens_that_they_get_alone(models, scheme, walk, settings):
-    config = config_of(models, scheme, walk)
-    expected = [alone(models, config, row, **changes) for row, (changes, _) in enumerate(settings)]
-    assert serve(models, config, [sampling for _, sampling in settings]) == expected
+    way = config_of(models, scheme, walk)
+    expected = [alone(models, way, row, **changes) for row, (changes, _) in enumerate(settings)]
+    assert serve(models, way, [sampling for _, sampling in settings]) == expected
 
 
 @pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
 @pytest.mark.parametrize("models", [tables, tiny])
 def test_the_comparison_catches_rows_that_swap_settings(models, settings):
-    config = config_of(models, "iid:lorenz", "deferred")
+    way = config_of(models, "iid:lorenz", "deferred")
     swapped = [sampling for _, sampling in (*settings[1:], settings[0])]
-    tokens = serve(models, config, swapped)
-    assert all(tokens[row] != alone(models, config, row, **settings[row][0]) for row in range(3))  # the longest
+    tokens = serve(models, way, swapped)
+    assert all(tokens[row] != alone(models, way, row, **settings[row][0]) for row in range(3))  # the longest
 
 
 def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     """Greedy and warm rows beside each other: each entry is under the row's own distribution, with its own number."""
-    config = config_of(tables, "iid:lorenz", "deferred")
+    way = config_of(tables, "iid:lorenz", "deferred")
     state = extend(
-        begin(tables, PROMPTS[:1], config, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], config, [1], [Sampling(0.5)])
+        begin(tables, PROMPTS[:1], way, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], way, [1], [Sampling(0.5)])
     )
     for number, row in enumerate(state.rows):
         row.num_logprobs = 1 + number
-    _, record = step(state, config)
+    _, record = step(state, *way)
     table = random_table(SIZE, 3, 1)
     for row, emitted in enumerate(record.emitted):
         sampling, sequence = state.rows[row].sampling, PROMPTS[row]
@@ -236,17 +236,17 @@ PLACES = {
 class Server:
     """A state that lives on when a step is interrupted."""
 
-    def __init__(self, config: DecodeConfig):
-        self.config = config
-        longest = -2 * config.policy.max_nodes  # so little room that the caches grow
+    def __init__(self, way: Way):
+        self.way = way
+        longest = -2 * way[1].limits.max_nodes  # so little room that the caches grow
         random = [generator(row) for row in range(3)]
-        self.state = start(PROMPTS[:3], *tiny(), config, [Sampling(0)] * 3, longest, random)
+        self.state = start(PROMPTS[:3], *tiny(), way, [Sampling(0)] * 3, longest, random)
         self.rows, self.done = [0, 1, 2], {row: list[int]() for row in range(3)}
 
     def run(self, count: int) -> dict[int, list[int]]:
         """Go on until every row has `count` tokens; rows leave when they do."""
         while self.rows:
-            next_state, record = step(self.state, self.config)
+            next_state, record = step(self.state, *self.way)
             self.state = next_state
             for row, emitted in zip(self.rows, record.emitted, strict=True):
                 self.done[row] += emitted.tokens
@@ -260,11 +260,11 @@ class Server:
 @torch.inference_mode()
 def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
     """At temperature 0 the right tokens are known whatever random numbers an interrupted step has used up."""
-    config = config_of(tiny, "anchored:lorenz", "deferred")
-    truth, outcomes = Server(config).run(COUNT), {"went on": 0, "said so": 0}
+    way = config_of(tiny, "anchored:lorenz", "deferred")
+    truth, outcomes = Server(way).run(COUNT), {"went on": 0, "said so": 0}
     for owner, name in [(owner, name) for owner, names in PLACES.items() for name in names]:
         for after in itertools.chain(range(1, 7), itertools.count(8, 3)):  # each of the first calls, then every third
-            server = Server(config)
+            server = Server(way)
             with monkeypatch.context() as patch:
                 set_alarm(patch, owner, name, after)
                 try:
@@ -279,7 +279,7 @@ def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
                 assert "or was interrupted while its caches were written" in str(error)  # noqa: PT017
                 outcomes["said so"] += 1
     assert min(outcomes.values()) > 10
-    settings = dict(temperature=0, max_new_tokens=COUNT, tree=config.policy)
+    settings = dict(temperature=0, max_new_tokens=COUNT, tree=way[1])
     rows, _ = md.generate(*tiny(), PROMPTS[:3], **settings)  # the users' models are as they were
     assert [row.tolist() for row in rows] == list(truth.values())
 

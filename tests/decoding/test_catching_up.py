@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from decoded import start
+from decoded import Way, start
 from plans import costs, profile, rates
 from tiny import tiny_model
 
 from multidraft.autotune.controller import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding import draft as drafting
-from multidraft.decoding.policy import StaticTree, TreePolicy
+from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
@@ -34,17 +34,18 @@ def small_limits(monkeypatch) -> None:
 class Resting(StaticTree):
     """Its draft model has read no prompt."""
 
-    skips_draft_model = True
+    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
+        return Outlook(model_rests=True)
 
 
-def rested(lengths: Sequence[int], policy: TreePolicy | None = None) -> tuple[State, DecodeConfig]:
+def rested(lengths: Sequence[int], policy: TreePolicy | None = None) -> tuple[State, Way]:
     """A pair whose draft is the target itself: whatever it drafts greedily is accepted if it has read all before it."""
     model = tiny_model("llama", max_position_embeddings=4 * CHUNK).double()
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 20, (length,), generator=generator).tolist() for length in lengths]
-    config = DecodeConfig(scheme("top:naive", 1), policy or Resting(Tree.levels([1] * DEPTH)))
+    way = DecodeConfig(scheme("top:naive", 1)), policy or Resting(Tree.levels([1] * DEPTH))
     sampling = [Sampling(temperature=0)] * len(prompts)
-    return start(prompts, model, model, config, sampling, max(lengths) + 99, generator), config
+    return start(prompts, model, model, way, sampling, max(lengths) + 99, generator), way
 
 
 @pytest.fixture
@@ -60,19 +61,19 @@ def passes(monkeypatch) -> list[list[int]]:
     return widths
 
 
-def steps(state: State, config: DecodeConfig, count: int = STEPS_OF_RUN) -> list[StepRecord]:
+def steps(state: State, way: Way, count: int = STEPS_OF_RUN) -> list[StepRecord]:
     """Some steps."""
     records = []
     for _ in range(count):
-        state, record = step(state, config)
+        state, record = step(state, *way)
         records.append(record)
     return records
 
 
 def test_what_was_missed_is_read_in_chunks_and_then_all_drafts_are_accepted(passes):
-    state, config = rested(LENGTHS)
+    state, way = rested(LENGTHS)
     passes.clear()
-    records = steps(state, config)
+    records = steps(state, way)
     emitted = [[len(row.tokens) for row in record.emitted] for record in records]
     assert emitted[0] == [1, 1 + DEPTH, 1, 1 + DEPTH]  # the first row takes all of the first chunk
     assert emitted[2:] == [[1 + DEPTH] * 4] * (STEPS_OF_RUN - 2)
@@ -90,8 +91,8 @@ def test_a_probe_lasts_until_the_rows_have_caught_up():
     """And what catching up takes is not taken for the price of a step without drafts."""
     policy = Auto(Profile({}), 0.0, budget=1e9)
     policy.profile = profile(by_rows={1: costs(1.0, 50.0, 30.0)}, true_rates=rates(0.1), spent=0.0)
-    policy.expect(1, 0, 1)
-    policy.pause = policy.steps_to_probe = 2
+    policy.begin(1, 0.0)
+    policy.pause = 2
     before = policy.profile.measured(1, drafted=False)
     records = steps(*rested([3 * CHUNK], policy), count=8)
     drafted = [len(record.trees[0]) > 1 for record in records]

@@ -301,10 +301,10 @@ def fixed() -> str:
 class Waking(Auto):
     """Drafts do not pay in every other step, the first among them, so that the draft model has to catch up."""
 
-    def begin(self, rows: int) -> None:
+    def advance(self, rows: int) -> None:
         self.profile = RICH if self.steps % 2 else POOR
         self.rows = 0  # prices are found anew
-        super().begin(rows)
+        super().advance(rows)
 
 
 POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(10.0, 0.1)}, true_rates=rates(0.9))
@@ -312,8 +312,7 @@ POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(
 
 def waking() -> Waking:
     policy = Waking(POOR, 1.0, Limits(4, 2))
-    policy.expect(EACH * len(PROMPTS), 1, 1)
-    assert policy.skips_draft_model
+    assert policy.begin(EACH * len(PROMPTS), 1.0).model_rests
     return policy
 
 

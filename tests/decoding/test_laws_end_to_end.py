@@ -10,7 +10,7 @@ import torch
 from multidraft_research.audits.mutants import MUTANTS
 from mutants import rule_of
 from scipy.stats import chi2
-from steps import law_of_steps
+from steps import Way, law_of_steps
 from torch import Tensor
 
 import multidraft as md
@@ -95,8 +95,8 @@ def pair(kind: str, vocabulary: int) -> tuple[Table, Table]:
     return table(kind, vocabulary, seed=1), table(kind, vocabulary, seed=2)
 
 
-def plan_of(name: str, tree: str, walk: str) -> DecodeConfig:
-    return DecodeConfig(EVERY[name], StaticTree(Tree.parse(tree)), walk)
+def plan_of(name: str, tree: str, walk: str) -> Way:
+    return DecodeConfig(EVERY[name], walk), StaticTree(Tree.parse(tree))
 
 
 def law_of(name: str, tree: str, walk: str, vocabulary: int, setting: str) -> tuple[StepLaw, float]:
@@ -104,7 +104,7 @@ def law_of(name: str, tree: str, walk: str, vocabulary: int, setting: str) -> tu
     kind, sampling = SETTINGS[setting]
     target, draft = pair(kind, vocabulary)
     plan = plan_of(name, tree, walk)
-    law = step_law(TableModel(target, vocabulary), TableModel(draft, vocabulary), PROMPT, plan, sampling)
+    law = step_law(TableModel(target, vocabulary), TableModel(draft, vocabulary), PROMPT, *plan, sampling)
     return law, error_of(law.law, target, Tree.parse(tree).depth, sampling)
 
 
@@ -133,7 +133,7 @@ def test_several_steps_have_the_target_law(name, tree, steps, walk):
     """Rows of the second step differ in length and in whether the draft model has seen the token before the root."""
     target, draft = pair("flat", 2)
     plan = plan_of(name, tree, walk)
-    state = first_state(TableModel(target, 2), TableModel(draft, 2), PROMPT, plan)
+    state = first_state(TableModel(target, 2), TableModel(draft, 2), PROMPT, *plan)
     law = law_of_steps(state, plan, steps)
     assert error_of(law, target, steps * (Tree.parse(tree).depth + 1)) <= EXACT
 
@@ -142,7 +142,7 @@ def law_after_a_whole_prompt() -> float:
     """How far two steps are off, of which the first draws from what the target said with the prompt."""
     target, draft = pair("flat", 3)
     plan = plan_of("anchored:lorenz", "2x1", "deferred")
-    state = first_state(TableModel(target, 3), TableModel(draft, 3), [0, 2, 1], plan, whole=True)
+    state = first_state(TableModel(target, 3), TableModel(draft, 3), [0, 2, 1], *plan, whole=True)
     law = law_of_steps(state, plan, 2)
     assert len({tokens[0] for tokens in law}) == 3
     expected = target_law(lambda new_tokens: target((0, 2, 1, *new_tokens)), 2)
@@ -213,7 +213,8 @@ def odds(name: str, tree: str, walk: str, rows: int, tokens: int) -> float:
     models = [TableModel(conditional, SIZE) for conditional in (target, draft)]
     generator = torch.Generator().manual_seed(11)
     plan = plan_of(name, tree, walk)
-    settings = dict(scheme=plan.scheme, tree=tree, walk=walk, max_new_tokens=tokens, generator=generator, measure=False)
+    way = dict(scheme=plan[0].scheme, tree=tree, walk=walk)
+    settings = way | dict(max_new_tokens=tokens, generator=generator, measure=False)
     counts = torch.zeros(SIZE, SIZE, SIZE, dtype=torch.float64)
     for prompt, new_tokens in zip(prompts, md.generate(*models, prompts, **settings)[0], strict=True):
         sequence = torch.cat([torch.tensor(prompt[-2:]), new_tokens])

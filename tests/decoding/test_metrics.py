@@ -162,8 +162,8 @@ CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:rec
 def test_rates_have_the_exact_expectation(name, tree, walk, monkeypatch):
     """Over all that one step can draw and decide; counting ranks slot by slot is the biased twin."""
     target, draft = (TableModel(random_table(2, 3, seed), 2) for seed in (1, 2))
-    config, depth = DecodeConfig(md.scheme(name), StaticTree(Tree.parse(tree)), walk), Tree.parse(tree).depth
-    forest, branches = all_branches(first_state(target, draft, [0], config), config)
+    way, depth = (DecodeConfig(md.scheme(name), walk), StaticTree(Tree.parse(tree))), Tree.parse(tree).depth
+    forest, branches = all_branches(first_state(target, draft, [0], *way), *way)
     expected, counted_rates = expectation(forest, depth, branches), counts(forest, depth, branches)
     assert counted_rates[0] == pytest.approx(expected[0], abs=1e-12)
     assert counted_rates[1] == pytest.approx(expected[1], abs=1e-12)
@@ -233,10 +233,10 @@ def test_a_walker_that_asks_twice_does_not_double_the_acceptance(tree: str) -> N
 class Seldom(StaticTree):
     """Drafts in every second step only, as `auto` may."""
 
-    def begin(self, rows: int) -> None:
-        self.steps = getattr(self, "steps", 0) + 1
+    steps = 0
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        self.steps += depth == 0
         return super().plan(trees, depth) if self.steps % 2 else Plan([[]] * len(trees))
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
@@ -259,7 +259,7 @@ def test_by_default_thirty_steps_are_compared_with_the_optimum_then_few_and_ever
     steps_left = info.row_passes - MEASURED_AT_FIRST
     assert steps_left > 2 * MEASURED_EVERY_STEPS
     assert info.measured - MEASURED_AT_FIRST == pytest.approx(steps_left / MEASURED_EVERY_STEPS, abs=1)
-    cheap = Batch(*models, DecodeConfig(md.scheme("iid:lorenz"), StaticTree(Tree.parse("1")), measure_first=1))
+    cheap = Batch(*models, DecodeConfig(md.scheme("iid:lorenz"), measure_first=1), StaticTree(Tree.parse("1")))
     cheap.info.seconds["target"] = 1e6  # against which measuring takes no time
     cheap.add([Request([0], 50, Sampling(temperature=1.0), generator=torch.Generator().manual_seed(0))])
     while cheap.requests:

@@ -8,7 +8,7 @@ from decoded import start
 from steps import law_error
 
 import multidraft as md
-from multidraft.decoding.policy import Plan, StaticTree, TreePolicy
+from multidraft.decoding.policy import Plan, PolicyLimits, StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
@@ -26,15 +26,14 @@ class Growing(TreePolicy):
     """A tree that grows with what is drawn, as `decide` says."""
 
     def __init__(self, max_drafts: int, max_nodes: int):
-        self.max_drafts, self.max_nodes = max_drafts, max_nodes
-        self.draft_counts = range(1, max_drafts + 1)
+        self.limits = PolicyLimits(max_nodes, range(1, max_drafts + 1))
 
     def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> Sequence[int]:
         """How many drafts each of a row's nodes of a level gets; it may look at all but the tokens drawn there."""
         raise NotImplementedError
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
-        return Plan([tree.level(depth) if len(tree) < self.max_nodes else [] for tree in trees])
+        return Plan([tree.level(depth) if len(tree) < self.limits.max_nodes else [] for tree in trees])
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         read = [[node for node in tree.level(depth) if node in tree.laws] for tree in trees]
@@ -109,9 +108,9 @@ def tables(vocabulary: int = VOCABULARY) -> tuple[TableModel, TableModel]:
 
 def error(name: str, walk: str, policy: Growing, vocabulary: int = VOCABULARY, steps: int = 1, count: int = 4) -> float:
     """How far the law of the first tokens is from the target's."""
-    (target, draft), config = tables(vocabulary), DecodeConfig(md.scheme(name), policy, walk)
+    (target, draft), way = tables(vocabulary), (DecodeConfig(md.scheme(name), walk), policy)
     conditional = lambda tokens: target.conditional((*PROMPT, *tokens))  # noqa: E731
-    return law_error(target, draft, PROMPT, config, conditional, steps, count=count)
+    return law_error(target, draft, PROMPT, way, conditional, steps, count=count)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -149,7 +148,7 @@ def test_rows_do_not_notice_each_other(policy: Growing) -> None:
 def test_a_law_that_takes_another_number_of_drafts_is_refused() -> None:
     """Also where the configuration is made by hand."""
     with pytest.raises(md.AdviceError, match="spechub drafts exactly two tokens a node, not 3"):
-        DecodeConfig(md.scheme("spechub:spechub"), StaticTree(Tree.parse("2x3")))
+        StaticTree(Tree.parse("2x3")).limits.check(md.scheme("spechub:spechub"))
 
 
 class FirstRowDrafts(Growing):
@@ -165,9 +164,9 @@ def test_a_row_gets_the_token_that_it_gets_beside_rows_with_drafts() -> None:
         tokens_of_steps = []
         for seed in range(5):
             models = (TableModel(random_table(50, 1, s), 50) for s in (seed, seed + 100))
-            config, random = DecodeConfig(md.scheme("anchored:lorenz"), policy), torch.Generator().manual_seed(seed)
-            state = start([[1], [2], [3]], *models, config, [Sampling()] * 3, 9, random)
-            tokens_of_steps.append([emitted.tokens for emitted in step(state, config)[1].emitted][1:])
+            way, random = (DecodeConfig(md.scheme("anchored:lorenz")), policy), torch.Generator().manual_seed(seed)
+            state = start([[1], [2], [3]], *models, way, [Sampling()] * 3, 9, random)
+            tokens_of_steps.append([emitted.tokens for emitted in step(state, *way)[1].emitted][1:])
         return tokens_of_steps
 
     assert tokens(StaticTree(NO_DRAFTS)) == tokens(FirstRowDrafts(2, 3))

@@ -61,14 +61,14 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     monkeypatch.setattr(loops, "PAIRS", functions)
     scheme = md.scheme(name, 2)
     use_once.cache_clear()
-    warm_up(DecodeConfig(scheme, StaticTree(Tree.parse("2"))), torch.device("cpu"))
+    warm_up(DecodeConfig(scheme), StaticTree(Tree.parse("2")).limits, torch.device("cpu"))
     warmed, generator = called.copy(), torch.Generator().manual_seed(0)
     called.clear()
     models = [TableModel(random_table(5, 2, seed), 5) for seed in range(3)]
     draft = SideBySide(models[1:]) if scheme.law.per_draft_distributions else models[1]
-    config = DecodeConfig(scheme, StaticTree(Tree.parse("2x2")))
-    state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
+    way = DecodeConfig(scheme), StaticTree(Tree.parse("2x2"))
+    state = start([[0]], models[0], draft, way, [Sampling()], 99, generator)
     for _ in range(20):
-        state, _ = step(state, config)
+        state, _ = step(state, *way)
     assert called
     assert called <= warmed

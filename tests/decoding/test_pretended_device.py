@@ -216,13 +216,13 @@ def request(prompt: list[int], new_tokens: int, seed: int) -> Request:
     return Request(prompt, new_tokens, generator=torch.Generator().manual_seed(seed), num_logprobs=1)
 
 
-CONFIG = DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse("2x1")), measure=2)
+WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=2), StaticTree(Tree.parse("2x1"))
 
 
 @pytest.mark.parametrize("name", ["model", "head eagle3", "look-up, then model"])
 def test_rows_join_and_leave_and_prefixes_are_kept(name: str) -> None:
     def run(place: Place) -> tuple[Any, ...]:
-        batch = Batch(place(tiny_model("llama")), DRAFTERS[name](place), CONFIG, max_num_seqs=3, max_tokens=300)
+        batch = Batch(place(tiny_model("llama")), DRAFTERS[name](place), *WAY, max_num_seqs=3, max_tokens=300)
         requests = [request([*range(1, 5 + n)], 6 + 3 * n, n) for n in range(4)] + [request([1, 2, 3, 4, 5, 6], 4, 9)]
         with torch.inference_mode():
             for new in requests:
@@ -265,7 +265,7 @@ def test_no_compiler_knows_the_pretended_device() -> None:
 
 def test_the_engine_of_the_server() -> None:
     def run(place: Place) -> list[list[int]]:
-        engine = Engine(*pair(place), CONFIG, Limits(rows=2, tokens_in_cache=200))
+        engine = Engine(*pair(place), *WAY, Limits(rows=2, tokens_in_cache=200))
         engine.start()
         requests = [request([1 + n, 2, 3], 6, n) for n in range(4)]
         engine.submit(requests)

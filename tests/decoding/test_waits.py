@@ -49,14 +49,14 @@ def waits_of_steps(
     sampling = settings.pop("sampling", None) or Sampling(**settings)
     num_logprobs = options.pop("num_logprobs", None)
     scheme = md.scheme(options.pop("scheme", "anchored:lorenz"))
-    config = DecodeConfig(scheme, StaticTree(Tree.parse(tree)), **{"measure": 0} | options)
+    way = DecodeConfig(scheme, **{"measure": 0} | options), StaticTree(Tree.parse(tree))
     target, draft, counts = place(tiny_model("llama")), DRAFTERS[drafter](place), list[int]()
     generator = torch.Generator().manual_seed(1)
     with torch.inference_mode():
-        state = start(PROMPTS, target, draft, config, [sampling] * 2, 60, generator, num_logprobs=num_logprobs)
+        state = start(PROMPTS, target, draft, way, [sampling] * 2, 60, generator, num_logprobs=num_logprobs)
         for _ in range(1 + NUM_STEPS):
             with count() as waits:
-                state, _ = step(state, config)
+                state, _ = step(state, *way)
             counts.append(waits.total())
     return counts[1:]  # the first one reads what the prompts have left
 

@@ -16,6 +16,7 @@ from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
 
+Way = tuple[DecodeConfig, TreePolicy]
 CERTAIN_TOKEN = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 
 
@@ -28,7 +29,7 @@ def start(
     prompts: list[list[int]],
     target: Model,
     draft: Model | None,
-    config: DecodeConfig,
+    way: Way,
     sampling: list[Sampling],
     longest: int,
     generator: torch.Generator | list[torch.Generator] | None = None,
@@ -48,7 +49,7 @@ def start(
         )
         for row, prompt in enumerate(prompts)
     ]
-    return read_whole(requests, target, draft, config, whole)
+    return read_whole(requests, target, draft, *way, whole)
 
 
 @torch.inference_mode()
@@ -64,11 +65,11 @@ def records(
     walk: str = "deferred",
 ) -> Iterator[StepRecord]:
     """What came of every step of some equal rows, or of these."""
-    config, prompts = DecodeConfig(md.scheme("anchored:lorenz"), policy, walk, measure=0), prompts or [[0]] * rows
+    way, prompts = (DecodeConfig(md.scheme("anchored:lorenz"), walk, measure=0), policy), prompts or [[0]] * rows
     sampling, generator = [Sampling(temperature=temperature)] * len(prompts), torch.Generator().manual_seed(seed)
-    state = start(prompts, target, draft, config, sampling, 9999, generator)
+    state = start(prompts, target, draft, way, sampling, 9999, generator)
     for _ in range(steps):
-        state, record = step(state, config)
+        state, record = step(state, *way)
         yield record
 
 

@@ -49,8 +49,8 @@ def service(
     **limits: float,
 ) -> Service:
     """A service over a pair, under the name of `toy`."""
-    config = DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree)))
-    return Service(Engine(target, draft, config, Limits(**limits)), tokenizer, list(names), api_key)
+    way = DecodeConfig(md.scheme(scheme)), StaticTree(Tree.parse(tree))
+    return Service(Engine(target, draft, *way, Limits(**limits)), tokenizer, list(names), api_key)
 
 
 def toy(tokens: int | str = NUM_LETTERS, **settings: Any) -> Service:

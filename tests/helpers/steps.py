@@ -17,7 +17,7 @@ from multidraft.auditing.enumeration import (
     largest_difference,
     target_law,
 )
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig, Scored, State, gather
 from multidraft.decoding.step import commit
 from multidraft.decoding.tree import Tree
@@ -26,39 +26,41 @@ from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
+Way = tuple[DecodeConfig, TreePolicy]
 
-def config_of(scheme: str | Scheme, tree: str, walk: str = "deferred") -> DecodeConfig:
+
+def config_of(scheme: str | Scheme, tree: str, walk: str = "deferred") -> Way:
     """Steps with this tree."""
-    return DecodeConfig(md.scheme(scheme) if isinstance(scheme, str) else scheme, StaticTree(Tree.parse(tree)), walk)
+    return DecodeConfig(md.scheme(scheme) if isinstance(scheme, str) else scheme, walk), StaticTree(Tree.parse(tree))
 
 
 def law_error(
     target: Reader,
     draft: Reader,
     prompt: list[int],
-    config: DecodeConfig,
+    way: Way,
     conditional: Callable[[tuple[int, ...]], Tensor],
     steps: int = 1,
     sampling: Sampling = Sampling(),  # noqa: B008  # which nobody changes
     count: int = 0,
 ) -> float:
     """How far the law of the first tokens of some steps is from the target's: `conditional`, by the new tokens."""
-    law, known = law_of_steps(first_state(target, draft, prompt, config, sampling), config, steps), cache(conditional)
-    count = count or steps * (config.policy.shape.depth + 1)
+    law, known = law_of_steps(first_state(target, draft, prompt, *way, sampling), way, steps), cache(conditional)
+    count = count or steps * (way[1].limits.shape.depth + 1)
     return largest_difference(first_tokens(law, known, count), target_law(known, count))
 
 
-def law_of_steps(state: State, config: DecodeConfig, steps: int) -> Law:
+def law_of_steps(state: State, way: Way, steps: int) -> Law:
     """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
-    return laws_of_rows(state, config, steps)[0]
+    return laws_of_rows(state, way, steps)[0]
 
 
-def laws_of_rows(state: State, config: DecodeConfig, steps: int) -> list[Law]:
+def laws_of_rows(state: State, way: Way, steps: int) -> list[Law]:
     """What each row of a batch emits in several steps."""
     laws: list[Law] = [{} for _ in state.rows]
     emitted: list[tuple[int, tuple[int, ...], float]] = [(row, (), 1.0) for row in range(len(laws))]
     for _ in range(steps):
-        forest, branches = all_branches(state, config)
+        forest, branches = all_branches(state, *way)
         before = [(emitted[branch.origin], branch) for branch in branches]
         emitted = [(row, (*old, *b.emitted), chance * b.probability) for (row, old, chance), b in before]
         state = follow(forest, branches)

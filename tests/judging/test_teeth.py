@@ -27,8 +27,8 @@ def target() -> TableModel:
 def judged(budget: int, with_reference: bool = False, **settings: float) -> JudgeVerdict:
     """The verdict on a server of tables with a chain of two drafts."""
     draft = TableModel(random_table(NUM_LETTERS, 2, 2), NUM_LETTERS)
-    config = DecodeConfig(md.scheme("iid:lorenz", drafts=1), StaticTree(Tree.parse("1x1")), "commit")
-    service = Service(Engine(target(), draft, config, Limits()), letters(NUM_LETTERS), ["toy"])
+    way = DecodeConfig(md.scheme("iid:lorenz", drafts=1), "commit"), StaticTree(Tree.parse("1x1"))
+    service = Service(Engine(target(), draft, *way, Limits()), letters(NUM_LETTERS), ["toy"])
     reference = ModelReference(target(), letters(NUM_LETTERS)) if with_reference else None
     with served(service) as client:
         return md.judge(str(client.base_url), "toy", budget_tokens=budget, reference=reference, **ASKED, **settings)
@@ -55,8 +55,8 @@ def test_every_fault_is_found(monkeypatch, unchecked, fault):
 def test_the_embedded_pair_is_innocent_end_to_end():
     """Against itself as the reference, in this process. False alarm with odds of 1e-6 at most."""
     pair = load_pair()
-    config = DecodeConfig(md.scheme("iid:lorenz", drafts=2), StaticTree(Tree.parse("2x1")))
-    service = Service(Engine(pair.target, pair.draft, config, Limits()), pair.tokenizer, ["toy"])
+    way = DecodeConfig(md.scheme("iid:lorenz", drafts=2)), StaticTree(Tree.parse("2x1"))
+    service = Service(Engine(pair.target, pair.draft, *way, Limits()), pair.tokenizer, ["toy"])
     with served(service) as client:
         reference = ModelReference(load_pair().target, pair.tokenizer)
         verdict = md.judge(str(client.base_url), "toy", budget_tokens=1000, max_tokens=32, reference=reference)

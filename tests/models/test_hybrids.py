@@ -224,7 +224,7 @@ def test_an_interruption_leaves_a_state_usable_or_says_so(name: str, owner: type
         monkeypatch.setattr(owner, method, alarmed)
         while min(map(len, done)) < 6:
             try:
-                state, record = step(state, config)
+                state, record = step(state, *config)
             except KeyboardInterrupt:
                 continue
             done = [row_tokens + emitted.tokens for row_tokens, emitted in zip(done, record.emitted, strict=True)]

@@ -259,8 +259,8 @@ def test_the_decoder_keeps_the_bound(tolerance, kept) -> None:
     """Two drafted steps of a whole tree, enumerated; a rule that is coarser than it says is found out."""
     target, draft = (random_table(3, 3, model, 0.7) for model in (0, 1))
     after = lambda tokens: target((0, *tokens))  # noqa: E731
-    config = DecodeConfig(md.scheme(RULE.replace(str(TOLERANCE), str(tolerance))), StaticTree(Tree.parse("2x1")))
-    law = first_tokens(step_law(TableModel(target, 3), TableModel(draft, 3), [0], config).law, after, 2)
+    way = DecodeConfig(md.scheme(RULE.replace(str(TOLERANCE), str(tolerance)))), StaticTree(Tree.parse("2x1"))
+    law = first_tokens(step_law(TableModel(target, 3), TableModel(draft, 3), [0], *way).law, after, 2)
     true = target_law(after, 2)
     norm = sum(abs(law.get(tokens, 0.0) - true.get(tokens, 0.0)) for tokens in law | true)
     assert (norm <= 2 * 15 * TOLERANCE) == kept

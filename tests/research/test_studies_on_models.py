@@ -35,7 +35,7 @@ from tiny import tiny_model
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state, step_law
 from multidraft.autotune.growing import Growing
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.models.table import TableModel, random_table
@@ -121,34 +121,34 @@ def tables() -> tuple[TableModel, TableModel]:
     return target, draft
 
 
-def fixed(name: str, walk: str = "deferred") -> DecodeConfig:
+def fixed(name: str, walk: str = "deferred") -> tuple[DecodeConfig, TreePolicy]:
     tree = Tree.parse(name) if name else NO_DRAFTS
-    return DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(tree), walk, measure=0)
+    return DecodeConfig(md.scheme("anchored:lorenz"), walk, measure=0), StaticTree(tree)
 
 
-def growing(rate: float) -> DecodeConfig:
+def growing(rate: float) -> tuple[DecodeConfig, TreePolicy]:
     policy = Growing(8, 2)
     policy.price(rates(rate, second=0.0), costs(1.0, 0.1, 0.02), 1.0)
-    return DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0)
+    return DecodeConfig(md.scheme("anchored:lorenz"), measure=0), policy
 
 
 @pytest.mark.parametrize("walk", ["commit", "deferred"])
 def test_expected_tokens_are_those_of_the_law_of_a_step(walk: str) -> None:
     """Averaged over all trees that can be drawn."""
-    config = fixed("2x1", walk)
-    law = step_law(*tables(), [0], config)
-    forest = all_trees(first_state(*tables(), [0], config), config)
-    tokens = zip(forest.probability, expected_tokens(forest.scored, config), strict=True)
+    way = fixed("2x1", walk)
+    law = step_law(*tables(), [0], *way)
+    forest = all_trees(first_state(*tables(), [0], *way), *way)
+    tokens = zip(forest.probability, expected_tokens(forest.scored, way[0]), strict=True)
     assert sum(chance * count for chance, count in tokens) == pytest.approx(1 + law.accepted, abs=1e-9)
 
 
 def test_a_trial_leaves_the_state_as_it_was_and_time_is_counted_in_passes_of_the_target() -> None:
-    state = first_state(*tables(), [0], fixed("4x2x2"))
-    assert tried(state, fixed("")) == (1.0, (0, 0, 0))
-    assert tried(state, fixed("1x1")).work == (2, 2, 2)
-    assert tried(state, growing(0.6)).tokens > 1
+    state = first_state(*tables(), [0], *fixed("4x2x2"))
+    assert tried(state, *fixed("")) == (1.0, (0, 0, 0))
+    assert tried(state, *fixed("1x1")).work == (2, 2, 2)
+    assert tried(state, *growing(0.6)).tokens > 1
     assert not state.used
-    trial = tried(state, fixed("2x1"))
+    trial = tried(state, *fixed("2x1"))
     cells_by_row = {cell.row: cell for cell in adaptive.cells("model, prose", "2x1", 1.0, trial)}
     cell = cells_by_row["level 0.12, node 0.02|2x1"]
     assert (cell.total, cell.weight) == (trial.tokens, pytest.approx(1 + 2 * 0.12 + 4 * 0.02))
@@ -157,8 +157,8 @@ def test_a_trial_leaves_the_state_as_it_was_and_time_is_counted_in_passes_of_the
 def test_without_confidence_growing_is_as_good_as_the_best_fixed_tree() -> None:
     """On a draft that says the same everywhere, and is right."""
     target = TableModel(lambda _: torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 3)
-    state = first_state(target, target, [0], fixed("1x1"))
-    assert tried(state, growing(0.99)).tokens == pytest.approx(tried(state, fixed("1x1")).tokens)
+    state = first_state(target, target, [0], *fixed("1x1"))
+    assert tried(state, *growing(0.99)).tokens == pytest.approx(tried(state, *fixed("1x1")).tokens)
 
 
 @pytest.mark.parametrize(

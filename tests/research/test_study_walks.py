@@ -10,7 +10,7 @@ from multidraft_research.studies.walks import TREES, WALKERS, accepted, measure,
 
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import MIN_PROBABILITY, WalkResult
@@ -29,18 +29,18 @@ OPTIMAL_WITH_ONE_DRAFT = [
 BRANCHING = [tree for tree in TREES if not Tree.parse(tree).drafts[0] == 1] + ["[[0],[1],[0,0],[0,1],[0,0,0]]"]
 
 
-def forest_of(config: DecodeConfig, vocabulary: int, seed: int):
+def forest_of(way: tuple[DecodeConfig, TreePolicy], vocabulary: int, seed: int):
     """The trees of a random case, and the target's conditional."""
     target, draft = random_pair(vocabulary, 3, seed)
-    state = first_state(TableModel(target, vocabulary), TableModel(draft, vocabulary), [0], config)
-    return all_trees(state, config), lambda tokens: target((0, *tokens)), draft
+    state = first_state(TableModel(target, vocabulary), TableModel(draft, vocabulary), [0], *way)
+    return all_trees(state, *way), lambda tokens: target((0, *tokens)), draft
 
 
 @pytest.mark.parametrize("name", ["iid:lorenz", "without_replacement:naive", "anchored:lorenz", "top:naive"])
 @pytest.mark.parametrize("drafts", [1, 2, 3])
 def test_one_level_is_the_optimal_transport_problem(name, drafts):
     scheme = md.scheme(name, drafts=drafts)
-    forest, target, draft = forest_of(DecodeConfig(scheme, StaticTree(Tree.parse(str(drafts)))), 4, seed=drafts)
+    forest, target, draft = forest_of((DecodeConfig(scheme), StaticTree(Tree.parse(str(drafts)))), 4, seed=drafts)
     trees = realised_trees(forest)
     assert sum(trees.values()) == pytest.approx(1, abs=1e-12)
     optimum = scheme.optimal_acceptance_rate(target(()), draft((0,))).item()
@@ -85,11 +85,11 @@ def eager(node, weight, has_drafts, coin, factor=1.05):
 
 @pytest.mark.parametrize("tree", ["1x1", "1x1x1"])
 def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
-    config = DecodeConfig(md.scheme("iid:lorenz"), StaticTree(Tree.parse(tree)))
-    forest, target, _ = forest_of(config, 3, seed=0)
+    way = DecodeConfig(md.scheme("iid:lorenz")), StaticTree(Tree.parse(tree))
+    forest, target, _ = forest_of(way, 3, seed=0)
     bound = tree_bound(realised_trees(forest), target, 3)
-    assert accepted(forest, config, partial(eager, factor=1.0)) == pytest.approx(bound, abs=EXACT)
-    assert accepted(forest, config, eager) > bound + 1e-3
+    assert accepted(forest, way[0], partial(eager, factor=1.0)) == pytest.approx(bound, abs=EXACT)
+    assert accepted(forest, way[0], eager) > bound + 1e-3
 
 
 def test_too_much_is_refused_with_advice(monkeypatch):

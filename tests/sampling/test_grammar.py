@@ -114,7 +114,7 @@ def test_an_end_where_the_text_is_not_complete_is_caught(monkeypatch):
 
 def test_every_text_of_the_law_is_a_beginning_of_the_language_and_drafts_keep_to_it():
     models, way = [TableModel(table, len(PIECES)) for table in (TARGET, DRAFT)], config_of(*WAYS[0])
-    law = law_of_steps(first_state(*models, PROMPT, way, compiled()), way, 1)
+    law = law_of_steps(first_state(*models, PROMPT, *way, compiled()), way, 1)
     for tokens in law:
         text = "".join(PIECES[token] for token in tokens[: tokens.index(END) if END in tokens else None])
         assert any(word.startswith(text) for word in LANGUAGE)

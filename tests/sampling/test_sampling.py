@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from steps import law_of_steps, laws_of_rows
+from steps import Way, law_of_steps, laws_of_rows
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import (
@@ -175,8 +175,8 @@ def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
     return conditional
 
 
-def config(scheme: str = "anchored:lorenz", tree: str = "2x1", walk: str = "deferred") -> DecodeConfig:
-    return DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree)), walk)
+def config(scheme: str = "anchored:lorenz", tree: str = "2x1", walk: str = "deferred") -> Way:
+    return DecodeConfig(md.scheme(scheme), walk), StaticTree(Tree.parse(tree))
 
 
 def models() -> tuple[TableModel, TableModel]:
@@ -189,9 +189,9 @@ def off(law: Law, kind: str, depth: int) -> float:
     return largest_difference(first_tokens(law, conditional, depth), target_law(conditional, depth))
 
 
-def error(kind: str, row_sampling: Sampling, way: DecodeConfig) -> float:
+def error(kind: str, row_sampling: Sampling, way: Way) -> float:
     """How far one step is from the processed target."""
-    return off(step_law(*models(), PROMPT, way, row_sampling).law, kind, way.policy.shape.depth + 1)
+    return off(step_law(*models(), PROMPT, *way, row_sampling).law, kind, way[1].limits.shape.depth + 1)
 
 
 def law_at(logits: Tensor, row_sampling: Sampling, sequence: tuple[int, ...] | list[int] = ()) -> Tensor:
@@ -261,7 +261,7 @@ def test_top_n_sigma_keeps_the_same_tokens_at_every_temperature_and_overlooks_fo
 def test_two_steps_have_the_processed_target_s_law(kind):
     """The second step's sequences begin with what the first emitted."""
     way = config("iid:lorenz", "1")
-    law = law_of_steps(first_state(*models(), PROMPT, way, sampling(kind)), way, 2)
+    law = law_of_steps(first_state(*models(), PROMPT, *way, sampling(kind)), way, 2)
     assert off(law, kind, 4) <= EXACT
 
 
@@ -292,13 +292,13 @@ def test_a_draft_model_without_the_one_allowed_token_drafts_on():
     lacking = TableModel(lambda prefix: torch.tensor([0.5, 0.3, 0.2, 0]), SIZE)
     settings = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
     listed = built_by_transformers(settings, PROMPT, SIZE, [])
-    law = step_law(models()[0], lacking, PROMPT, config(), sampling_from(listed, greedy=False)).law
+    law = step_law(models()[0], lacking, PROMPT, *config(), sampling_from(listed, greedy=False)).law
     assert law == {(3,): pytest.approx(1)}
 
 
 @pytest.mark.parametrize("draft_settings", [None, Sampling(), Sampling(0.5)])
 def test_a_greedy_target_stays_greedy_whatever_the_draft(draft_settings):
-    law = step_law(*models(), PROMPT, config(), Sampling(0, for_draft=draft_settings)).law
+    law = step_law(*models(), PROMPT, *config(), Sampling(0, for_draft=draft_settings)).law
     assert all(
         token == int(TARGET((*PROMPT, *tokens[:i])).argmax()) for tokens in law for i, token in enumerate(tokens)
     )
@@ -319,17 +319,17 @@ USUAL, SEVERAL = ("anchored:lorenz", "2x1", "deferred", 1), ("distinct:recursive
 TWO_STEPS = ("iid:lorenz", "1", "commit", 2)  # scheme, tree, walk, steps
 
 
-def joined(samplings: Pair, way: DecodeConfig) -> State:
+def joined(samplings: Pair, way: Way) -> State:
     """Two rows that have been started one by one."""
     states = []
     for prompt, row_sampling in zip(SIDE_BY_SIDE, samplings, strict=True):
         target, draft = models()
         drafter = (
             SideBySide([draft, TableModel(random_table(SIZE, 3, 3), SIZE)])
-            if way.scheme.law.per_draft_distributions
+            if way[0].scheme.law.per_draft_distributions
             else draft
         )
-        states.append(first_state(target, drafter, prompt, way, row_sampling))
+        states.append(first_state(target, drafter, prompt, *way, row_sampling))
     return extend(*states)
 
 
@@ -337,7 +337,7 @@ def errors(samplings: Pair, used_samplings: Pair, way: tuple[str, str, str, int]
     """How far two rows with the settings `given` are from the targets of `both`."""
     *names, steps = way
     path, result = config(*names), []
-    count = steps * (path.policy.shape.depth + 1)
+    count = steps * (path[1].limits.shape.depth + 1)
     for prompt, row_sampling, law in zip(
         SIDE_BY_SIDE, samplings, laws_of_rows(joined(used_samplings, path), path, steps), strict=True
     ):
@@ -388,7 +388,7 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_are_kept_only_for_processors_that_look_at_them(kind):
-    state = first_state(*models(), PROMPT, config(), sampling(kind))
+    state = first_state(*models(), PROMPT, *config(), sampling(kind))
     assert (state.rows[0].prefix is not None) == (kind in SEEING)
 
 

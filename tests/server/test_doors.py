@@ -157,7 +157,7 @@ def test_settings_arrive_where_they_act():
     finally:
         torch.set_num_threads(threads)
     engine, config = service.engine, service.engine.config
-    assert (config.scheme.name, config.policy.shape.name, config.walk) == ("iid:lorenz", "2x1", "commit")
+    assert (config.scheme.name, engine.policy.limits.shape.name, config.walk) == ("iid:lorenz", "2x1", "commit")
     assert (service.tokenizer.chat_template, service.api_key, service.names, service.allowed_origins) == (
         "{{ 1 }}",
         KEY,

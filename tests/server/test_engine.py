@@ -3,7 +3,6 @@
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from transformers import LogitsProcessor
 import multidraft as md
 from multidraft.decoding import batch as batches
 from multidraft.decoding import prefix_cache, prompts
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
 from multidraft.decoding.prompts import Reading
 from multidraft.decoding.request import Request, Stop, Update
@@ -66,8 +65,8 @@ class Heard:
         return self.events[-1]
 
 
-def config_for(tree: str = "3x2x1") -> DecodeConfig:
-    return DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse(tree)))
+def config_for(tree: str = "3x2x1") -> tuple[DecodeConfig, TreePolicy]:
+    return DecodeConfig(md.scheme("anchored:lorenz")), StaticTree(Tree.parse(tree))
 
 
 def ask(server: Engine, *rows: Heard) -> list[Update]:
@@ -82,7 +81,7 @@ def engine():
     engines: list[Engine] = []
 
     def make(models: Callable = tables, *rows: Heard, **limits: int) -> Engine:
-        engines.append(Engine(*models(), config_for(), Limits(**limits)))
+        engines.append(Engine(*models(), *config_for(), Limits(**limits)))
         engines[-1].start()
         for row in rows:
             assert ask(engines[-1], row)[0].end
@@ -170,7 +169,7 @@ def test_an_exception_in_one_row_ends_it_alone(engine, worst):
 
 
 def test_rows_take_as_much_room_as_the_longest():
-    server = Engine(tiny_model("llama"), None, config_for(), Limits(tokens_in_cache=160))  # a row needs 34 more
+    server = Engine(tiny_model("llama"), None, *config_for(), Limits(tokens_in_cache=160))  # a row needs 34 more
     server.batch.add(Heard([1] * length, 5).request for length in (30, 3, 3))
     while reading := server.batch.admit(99):
         server.batch.running += reading.requests
@@ -192,20 +191,22 @@ def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine, len
 class Rests(StaticTree):
     """Drafts nothing at present."""
 
-    skips_draft_model = True
+    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
+        return Outlook(model_rests=True)
 
 
 def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
     """What it has not read is as good as read: with drafts that begin later, the law's own tokens come."""
-    config, emitted_tokens = replace(config_for(), policy=Rests(Tree.parse("2x1"))), list[int]()
+    emitted_tokens = list[int]()
     heard = Heard([0, 3, 1, 4, 2], 9)
-    reading = Reading([heard.request], *tiny(), config, capacity=99, scores_last=True)
+    way = config_for()[0], Rests(Tree.parse("2x1"))
+    reading = Reading([heard.request], *tiny(), *way, capacity=99, scores_last=True)
     reading.advance(9)
     state = reading.state
     assert (reading.is_over, state.rows[0].unread) == (True, [0, 3, 1, 4])
     with torch.inference_mode():
         while len(emitted_tokens) < 9:
-            state, record = step(state, config_for("2x1"))
+            state, record = step(state, *config_for("2x1"))
             emitted_tokens += record.emitted[0].tokens
     assert [emitted_tokens[:9]] == alone(tiny, heard, tree="2x1")
 

@@ -77,7 +77,7 @@ def rows() -> list[Heard]:
 
 def run(models: Callable, heard: list[Heard], injection: Injection | None = None, limit: int = ROWS) -> Engine:
     """An engine that works in this thread until all have ended."""
-    engine = Engine(*models(), config_for("2x1"), Limits(rows=limit, prefill=8))
+    engine = Engine(*models(), *config_for("2x1"), Limits(rows=limit, prefill=8))
     engine.batch.add(row.request for row in heard)
     engine.closing = True
     try:

@@ -19,7 +19,7 @@ import multidraft as md
 from multidraft.autotune.controller import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding import batch as batches
-from multidraft.decoding.policy import Plan, StaticTree, TreePolicy
+from multidraft.decoding.policy import Outlook, Plan, StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.sampling.settings import Sampling
@@ -35,17 +35,21 @@ SEEDS = st.integers(0, 2**32 - 1)
 class Moody(StaticTree):
     """A fixed tree, and steps in which nothing is drafted: whenever somebody says so."""
 
-    skips_draft_model = False
+    rests = False
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """Nothing while it rests."""
-        return Plan([[] for _ in trees]) if self.skips_draft_model else super().plan(trees, depth)
+        return Plan([[] for _ in trees]) if self.rests else super().plan(trees, depth)
+
+    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
+        """Whether it rests."""
+        return Outlook(self.rests)
 
 
 def auto(known: Profile, budget: float = 0.0) -> Auto:
     """Probes that come soon."""
     policy = Auto(known, 0.0, budget=budget)
-    policy.pause = policy.steps_to_probe = 3
+    policy.pause = 3
     return policy
 
 
@@ -80,9 +84,9 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        config = DecodeConfig(md.scheme("anchored:lorenz"), type(self).policy())
+        way = DecodeConfig(md.scheme("anchored:lorenz")), type(self).policy()
         limits = Limits(rows=MAX_ROWS, prefill=16, tokens_in_cache=6000)
-        self.engine = Engine(tiny_model("llama"), type(self).draft(), config, limits)
+        self.engine = Engine(tiny_model("llama"), type(self).draft(), *way, limits)
         self.rows: list[Heard] = []
 
     @rule(count=st.one_of(st.integers(1, 3), st.integers(1, MAX_ROWS)), seed=SEEDS, goes_on=st.booleans())
@@ -114,11 +118,11 @@ class Life(RuleBasedStateMachine):
     @rule()
     def change_mind(self) -> None:
         """What drafted rests, and what rested drafts or probes."""
-        policy = self.engine.config.policy
+        policy = self.engine.policy
         if isinstance(policy, Moody):
-            policy.skips_draft_model = not policy.skips_draft_model
+            policy.rests = not policy.rests
         elif isinstance(policy, Auto):
-            policy.steps_to_probe = -1 if policy.skips_draft_model else 0
+            policy.steps_left = 0
 
     def teardown(self) -> None:
         """All come to their ends, as alone."""

@@ -19,11 +19,15 @@ from multidraft.server.engine import Engine
 
 pytest.importorskip("ik_llama_cpp")
 PATHS, NEW = 24, 6
+PAYING = profile(by_rows={1: costs(level=0.1)}, true_rates=rates(0.9))
 POLICIES: dict[str, tuple[Callable[[], TreePolicy], int]] = {  # and the rows that fit
     "a fixed tree": (lambda: StaticTree(Tree.parse("3x3")), PATHS // 9),
     "a chain": (lambda: StaticTree(Tree.parse("1x1")), 8),
-    "auto of a new pair": (lambda: Auto(Profile({}), 1.0, budget=1e9), PATHS // 6),
-    "auto where drafts pay": (lambda: Auto(profile(by_rows={1: costs(level=0.1)}, true_rates=rates(0.9)), 1.0), 4),
+    "auto of a new pair": (lambda: Auto(Profile({}), 1.0, budget=1e9, paths=PATHS), PATHS // 6),
+    "auto where drafts pay": (
+        lambda: Auto(PAYING, 1.0, paths=PATHS),
+        4,
+    ),
 }
 
 
@@ -35,9 +39,9 @@ def test_rows_their_trees_and_kept_prefixes_fit_into_the_paths(name, monkeypatch
         model.sequences = PATHS
         monkeypatch.setattr(model.memory.library, "llama_max_parallel_sequences", lambda: PATHS, raising=False)
     policy, fitting = POLICIES[name]
-    config = DecodeConfig(md.scheme("anchored:lorenz"), policy())
+    way = DecodeConfig(md.scheme("anchored:lorenz")), policy()
     with caplog.at_level(logging.WARNING):
-        engine = Engine(target, draft, config, Limits(rows=8, tokens_in_cache=4000))
+        engine = Engine(target, draft, *way, Limits(rows=8, tokens_in_cache=4000))
         engine.start()
         for turn in range(2):
             rows = [Heard([20 + row, 40 + turn, 50], NEW, row) for row in range(12)]

@@ -44,8 +44,8 @@ PROFILES: dict[str, Callable[[], tuple[Profile, float]]] = {
 def auto_service(drafter: str = "a model", known: str = "a new pair") -> Service:
     draft = DRAFTERS[drafter]()
     known_profile, budget = PROFILES[known]()
-    config = DecodeConfig(md.scheme("anchored:lorenz"), Auto(known_profile, 1.0, budget=budget, kind=draft.cost))
-    return Service(Engine(model(1), draft, config, Limits(prefill=4)), letters(NUM_LETTERS), ["toy"])
+    way = DecodeConfig(md.scheme("anchored:lorenz")), Auto(known_profile, 1.0, budget=budget, kind=draft.cost)
+    return Service(Engine(model(1), draft, *way, Limits(prefill=4)), letters(NUM_LETTERS), ["toy"])
 
 
 def answer(client: httpx2.Client, **body: Any) -> str:
@@ -111,7 +111,7 @@ def test_the_seed_minus_one_is_a_new_one_each_time(client, address, body):
 def test_what_is_accepted_is_booked_under_each_rows_own_temperature():
     """Greedy rows beside others; before, a server booked them all at 1."""
     service = auto_service()
-    policy = service.engine.config.policy
+    policy = service.engine.policy
     with served(service) as client:
         for temperature in 0, 0.7:
             answer(client, temperature=temperature)

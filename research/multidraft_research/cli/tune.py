@@ -100,7 +100,7 @@ def tune(
     from multidraft.autotune.plans import MeasuredPair, profile_for
     from multidraft.generation.inputs import resolve_config
 
-    if resolve_config(scheme, "auto", walk, None, max(len(parse(models.draft)), 1))[1] is None:
+    if resolve_config(scheme, "auto", walk, None, max(len(parse(models.draft)), 1))[2] is None:
         raise AdviceError(
             f"{scheme} allows no choice of trees; tune a scheme of one draft model and any number of drafts"
         )

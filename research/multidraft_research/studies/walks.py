@@ -54,7 +54,7 @@ def jobs(schemes: Sequence[str], trees: Sequence[str], vocabulary: int) -> list[
     pairs = [(scheme(name), tree) for tree in trees for name in schemes]
     for s, tree in pairs:
         check_drafters(s, is_list=False)
-        DecodeConfig(s, StaticTree(Tree.parse(tree)))  # raises where the law cannot draw the tree
+        StaticTree(Tree.parse(tree)).limits.check(s)
         drawn = sum(Tree.parse(tree).drafts)
         if vocabulary**drawn > MOST_WAYS:
             raise AdviceError(
@@ -74,16 +74,16 @@ def measure(s: Scheme, tree: str, vocabulary: int, cases: int, seed: int) -> Lin
 
 def one_case(s: Scheme, tree: Tree, vocabulary: int, seed: int) -> tuple[dict[str, float], float]:
     """Expected accepted tokens of every walk over one random case, and the bound."""
-    config = DecodeConfig(s, StaticTree(tree))
+    way = DecodeConfig(s), StaticTree(tree)
     target, draft = random_pair(vocabulary, tree.depth + 1, seed)
     models = TableModel(target, vocabulary), TableModel(draft, vocabulary)
-    forest = all_trees(first_state(*models, list(PROMPT), config), config)
+    forest = all_trees(first_state(*models, list(PROMPT), *way), *way)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target((*PROMPT, *tokens))
 
     bound = tree_bound(realised_trees(forest), conditional, vocabulary)
-    return {name: accepted(forest, config, walk) for name, walk in WALKERS.items()}, bound
+    return {name: accepted(forest, way[0], walk) for name, walk in WALKERS.items()}, bound
 
 
 def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Conditional]:

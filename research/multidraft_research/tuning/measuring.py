@@ -78,9 +78,10 @@ def steps(
 ) -> Iterator[StepRecord]:
     """Records of the steps after prompts; the first two steps warm up and are left out."""
     policy, records = policy_of(tree), list[StepRecord]()
-    config = DecodeConfig(pair.scheme, policy, pair.walk, measure=0)
-    batch = Batch(pair.target, pair.draft, config, on_record=lambda record, _: records.append(record))
-    batch.add(requests_for(prompts, Sampling(temperature=temperature), (STEPS_PER_TEXT + 3) * policy.max_nodes, seed))
+    config = DecodeConfig(pair.scheme, pair.walk, measure=0)
+    batch = Batch(pair.target, pair.draft, config, policy, on_record=lambda record, _: records.append(record))
+    max_new_tokens = (STEPS_PER_TEXT + 3) * policy.limits.max_nodes
+    batch.add(requests_for(prompts, Sampling(temperature=temperature), max_new_tokens, seed))
     for index in range(STEPS_PER_TEXT + 2):
         batch.step()
         if index > 1:

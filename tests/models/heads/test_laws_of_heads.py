@@ -100,8 +100,8 @@ def test_a_head_that_changes_its_mind_after_drawing_is_caught(monkeypatch):
 
     drawn = enumeration.all_trees
 
-    def told_wrongly(state, config):
-        forest = drawn(state, config)
+    def told_wrongly(state, *way):
+        forest = drawn(state, *way)
         for tree in forest.scored.trees:
             tree.laws[0], tree.laws[1] = tree.laws[1], tree.laws[0]
         return forest

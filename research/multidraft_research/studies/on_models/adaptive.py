@@ -97,11 +97,11 @@ def learnt(subject: MeasuredPair, temperature: float) -> Rates:
     tracker, policy = AcceptanceTracker(), StaticTree(Tree.parse(LEARNT_WITH))
     for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):
         prompts = texts(subject, LEARNT_ROWS, turn)
-        config = DecodeConfig(subject.scheme, policy, measure=0)
-        requests = requests_for(prompts, Sampling(temperature), STEPS * policy.max_nodes, turn)
-        state = read_whole(requests, subject.target, subject.draft, config)
+        way = DecodeConfig(subject.scheme, measure=0), policy
+        requests = requests_for(prompts, Sampling(temperature), STEPS * policy.limits.max_nodes, turn)
+        state = read_whole(requests, subject.target, subject.draft, *way)
         for _ in range(STEPS):
-            state, record = step(state, config)
+            state, record = step(state, *way)
             tracker.observe(record)
     return tracker.rates(rounds=4)
 
@@ -116,17 +116,16 @@ def compared(
     decoding: Decoding, subject: MeasuredPair, policies: dict[str, TreePolicy], temperature: float
 ) -> Iterator[dict[str, Trial]]:
     """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
-    largest = max(policies, key=lambda name: policies[name].max_nodes)
+    largest = max(policies, key=lambda name: policies[name].limits.max_nodes)
     room = decoding.new_tokens + APART * len(Tree.parse(BETWEEN))
-    configs = {name: DecodeConfig(subject.scheme, policy, measure=0) for name, policy in policies.items()}
+    config, between = DecodeConfig(subject.scheme, measure=0), StaticTree(Tree.parse(BETWEEN))
     requests = requests_for([decoding.passage.tokens], Sampling(temperature), room, decoding.seed)
-    state = read_whole(requests, subject.target, subject.draft, configs[largest])
-    between = DecodeConfig(subject.scheme, StaticTree(Tree.parse(BETWEEN)), measure=0)
+    state = read_whole(requests, subject.target, subject.draft, config, policies[largest])
     end = state.rows[0].position + decoding.new_tokens
     while state.rows[0].position < end:
-        yield {name: tried(state, config) for name, config in configs.items()}
+        yield {name: tried(state, config, policy) for name, policy in policies.items()}
         for _ in range(APART):
-            state, _ = step(state, between)
+            state, _ = step(state, config, between)
 
 
 PANELS = [f"{drafter}, {kind}" for drafter in ("model", "n-gram") for kind in (ALL, *KINDS)]

@@ -8,6 +8,7 @@ import torch
 from multidraft.auditing.enumeration import all_walk_results
 from multidraft.autotune.estimates import Work
 from multidraft.decoding.draft import draft_tree
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig, Scored, State
 from multidraft.decoding.step import score
 from multidraft.decoding.walks import deferred
@@ -21,9 +22,9 @@ class Trial(NamedTuple):
 
 
 @torch.inference_mode()
-def tried(state: State, config: DecodeConfig) -> Trial:
+def tried(state: State, config: DecodeConfig, policy: TreePolicy) -> Trial:
     """A step of one row that is not made: both models are as they were, but for the random numbers that were taken."""
-    drafted = draft_tree(state, config)
+    drafted = draft_tree(state, config, policy)
     [tokens] = expected_tokens(score(state, drafted), config)
     for model in state.models:
         model.commit([[]])
