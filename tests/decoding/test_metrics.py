@@ -151,7 +151,7 @@ def record_of(scored: Scored, branch: Branch) -> StepRecord:
         "bonus" if branch.walk_result.residual is None else "recovered"
     ]
     emitted = Emitted(list(branch.emitted), kinds)
-    return StepRecord(scored_row, [""], [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})
+    return StepRecord(scored_row, [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})
 
 
 CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:recursive_rejection", "2x2")]
