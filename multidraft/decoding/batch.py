@@ -1,7 +1,7 @@
 """The batch: requests decode side by side. They come between two steps, and leave where plain decoding would stop.
 
-This is the only loop. `generate` adds all its requests and steps until the batch is empty; a server's engine does the
-same in a thread, with requests that come at any time; `tune` steps with a clock.
+This is the only loop, and `step` its body. `generate` adds all its requests and steps until the batch is empty; a
+server's engine does the same in a thread, with requests that come at any time; `tune` steps with a clock.
 
 Waiting requests are read as soon as there is room: piece by piece, those of similar lengths side by side. A row then
 joins the running ones. The caches of rows that leave are kept for other prompts while there is room.
@@ -16,9 +16,9 @@ from dataclasses import replace
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import PolicyLimits, TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
-from multidraft.decoding.prompts import Reading, similar
+from multidraft.decoding.prompts import DraftReading, TargetReading, similar
 from multidraft.decoding.record import Clock, StepRecord
-from multidraft.decoding.request import Request, Step, Update
+from multidraft.decoding.request import Phase, Request, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
@@ -56,7 +56,7 @@ class Batch:
         self.slack = policy.limits.slack
         self.scores_last = answers_prompts(target)
         self.waiting: deque[Request] = deque()
-        self.reading: Reading | None = None
+        self.reading: TargetReading | DraftReading | None = None
         self.running: list[Request] = []
         self.state: State | None = None  # of the running requests
         self.prefixes = PrefixCache()
@@ -65,21 +65,23 @@ class Batch:
         self.info = Info()
         self.prompt_tokens = self.reused_tokens = 0
         self.updates: Updates = []
-        self.is_reading = False  # at prompts: a failure concerns their requests alone
+        self.has_read = False  # in the last step
+        self.concerned: list[Request] = []  # by a failure now, if prompts are being read: all that have begun, if not
 
     def add(self, requests: Iterable[Request]) -> None:
         """Let requests wait, behind those that wait already."""
         self.waiting.extend(requests)
 
     def step(self, prompt_budget: float | int = math.inf) -> Updates:
-        """Read up to `prompt_budget` tokens of prompts, then decode one step of the running rows; what has happened."""
+        """By turns read up to `prompt_budget` tokens of prompts, or decode a step of the running rows: what happens."""
         self.drop_cancelled()
-        self.read_prompts(prompt_budget)
-        self.decode()
+        self.has_read = not (self.has_read and self.running) and self.read_prompts(prompt_budget)
+        if not self.has_read:
+            self.decode()
         return self.take_updates()
 
     def take_updates(self) -> Updates:
-        """The updates since the last call."""
+        """The updates since the last call: a step that fails leaves some."""
         updates, self.updates = self.updates, []
         return updates
 
@@ -106,28 +108,31 @@ class Batch:
 
     # Requests come
 
-    def read_prompts(self, budget: float | int = math.inf) -> None:
-        """Read up to so many tokens of prompts; a request joins the running ones when its prompt has been read."""
-        while budget > 0 and (reading := self.reading or self.admit(budget)):
-            budget -= max(self.read(reading, budget), 1)
+    def read_prompts(self, budget: float | int) -> bool:
+        """Read up to so many tokens of prompts; whether there were any that could be read."""
+        has_read = False
+        while budget > 0 and (self.reading or self.admit(budget)):
+            budget -= max(self.read(budget), 1)
+            has_read = True
+        return has_read
 
-    def admit(self, budget: float | int) -> Reading | None:
+    def admit(self, budget: float | int) -> bool:
         """Begin to read the first that waits, and others whose prompts are about as long, if there is room."""
         if not self.running:
             self.width = 0  # with rows in it, a batch does not become narrower
             self.forget_changed_models()
         if not (group := self.next_group(budget)):
-            return None
+            return False
         kept, reused = self.reusable(group[0])
         unlimited = self.max_tokens == math.inf  # then all rows are as wide as the longest that is known
         planned = [*group, *self.waiting] if unlimited else group
         self.width = max(self.width, *(request.longest + self.slack for request in planned))
-        models, way = (self.target, self.draft), (self.config, self.policy)
-        reading = Reading(group, *models, *way, self.width, kept, reused, self.scores_last)
-        self.reading, chosen = reading, set(group)
+        self.concerned, chosen = group, set(group)
         self.waiting = deque(request for request in self.waiting if request not in chosen)
+        models = self.target, self.draft, self.config
+        self.reading = TargetReading(group, *models, self.width, kept, reused, self.scores_last)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
-        return reading
+        return True
 
     def forget_changed_models(self) -> None:
         """Let go of what rows have left whose models have changed since."""
@@ -150,7 +155,8 @@ class Batch:
 
     def can_share(self, request: Request) -> bool:
         """Whether a prompt may be read beside others: one that is scored, seeded, or read in part, is read alone."""
-        is_plain = request.num_prompt_logprobs is None and not request.is_suspect and not request.is_seeded
+        is_new = request.phase is Phase.WAITING
+        is_plain = request.num_prompt_logprobs is None and is_new and not request.is_seeded
         return is_plain and not (self.prefixes.rows and self.prefixes.find(request.text[:-1])[1])
 
     def reusable(self, request: Request) -> tuple[KeptRow | None, int]:
@@ -158,7 +164,8 @@ class Batch:
 
         One with a seed is read from its beginning each time: in pieces of other lengths numbers are rounded otherwise.
         """
-        is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not request.was_answered)
+        is_answered = request.phase >= Phase.CATCHING_UP
+        is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not is_answered)
         kept, reused = self.prefixes.find([] if is_whole else request.text[:-1])
         if kept is not None and hidden_layers_of(self.draft):  # a head needs the hidden states from its last token on
             reused = max(min(reused, kept.drafted) - 1, 0)
@@ -167,54 +174,57 @@ class Batch:
         self.prefixes.use(kept)
         return kept, reused
 
-    def read(self, reading: Reading, budget: float | int) -> int:
-        """Read on, and return the number of tokens; tell when the target has read all, and join when both have."""
-        self.is_reading, begins = True, reading.state is None
-        clock = Clock(self.config.synchronise)
-        with clock.part("target" if begins else "draft"):
+    def read(self, budget: float | int) -> int:
+        """Let the target read on, or then the draft model, and return the number of tokens; join when both are done."""
+        reading = self.reading
+        assert reading is not None
+        self.concerned, clock = reading.requests, Clock(self.config.synchronise)
+        with clock.part(reading.model_name):
             count = reading.advance(budget)
         self.info.add_seconds(clock.seconds)
-        if reading.state is not None and begins and not reading.is_repeated:
-            self.answer(reading)
-        elif reading.state is None:
-            progress = zip(reading.requests, reading.tokens_read, strict=True)
-            self.updates += [(request, Update(prompt_tokens_read=tokens)) for request, tokens in progress]
-        if reading.is_over and reading.is_repeated:
-            reading.is_repeated = False
-            self.step_alone(reading)
-        reading.drop_ended()
-        self.is_reading = False
-        if not reading.requests:
-            self.reading = None
-        elif reading.is_over:
+        if isinstance(reading, TargetReading):
+            self.reading = reading = self.answer(reading) if reading.is_over else self.tell_progress(reading)
+        if isinstance(reading, DraftReading) and reading.is_over(self.policy):
+            if reading.is_repeated:
+                self.step_alone(reading)
+            self.concerned = []  # with the others from here on
             self.join_rows(reading)
+        self.concerned = []
         return count
 
-    def answer(self, reading: Reading) -> None:
-        """Tell what the target says of prompts, and draw the first new tokens if it says that too."""
-        for request in reading.requests:
+    def tell_progress(self, reading: TargetReading) -> TargetReading:
+        """Tell how much of prompts the target has read."""
+        progress = zip(reading.requests, reading.tokens_read, strict=True)
+        self.updates += [(request, Update(prompt_tokens_read=tokens)) for request, tokens in progress]
+        return reading
+
+    def answer(self, reading: TargetReading) -> DraftReading | None:
+        """Tell what the target says of prompts, and draw the first new tokens if it says that too; who goes on."""
+        following = DraftReading(reading.requests, reading.state(), reading.is_repeated)
+        for request in () if reading.is_repeated else reading.requests:
             self.prompt_tokens += len(request.prompt)
             self.reused_tokens += reading.reused
-            request.was_answered, request.has_ended = True, not request.max_new_tokens
-            end = None if request.max_new_tokens else "length"
+            request.phase, end = (Phase.CATCHING_UP, None) if request.max_new_tokens else (Phase.ENDED, "length")
             answer = Update(end=end, prompt_logprobs=reading.prompt_logprobs, cached_tokens=reading.reused)
             self.updates.append((request, answer))
-        reading.drop_ended()
-        if reading.requests and reading.scores_last:
-            self.step_alone(reading)
+        following.drop_ended()
+        if reading.scores_last and following.requests:
+            self.step_alone(following)
+        return following if following.requests else None
 
-    def step_alone(self, reading: Reading) -> None:
+    def step_alone(self, reading: DraftReading) -> None:
         """One step of rows that have not joined the running ones."""
-        assert reading.state is not None
         reading.state, _ = self.step_rows(reading.state, reading.requests)
+        reading.drop_ended()
 
-    def join_rows(self, reading: Reading) -> None:
-        """Let the rows decode with the running ones."""
-        assert reading.state is not None
-        for request in reading.requests:
-            request.is_suspect = False
-        state = reading.state if self.state is None else extend(self.state, reading.state)
+    def join_rows(self, reading: DraftReading) -> None:
+        """Let rows decode with the running ones."""
+        state = self.state
+        if reading.requests:
+            state = reading.state if state is None else extend(state, reading.state)
         self.state, self.running, self.reading = state, [*self.running, *reading.requests], None
+        for request in reading.requests:
+            request.phase = Phase.DECODING
 
     # Rows decode
 
@@ -256,7 +266,7 @@ class Batch:
     def fail(self, request: Request, error: BaseException) -> None:
         """End a request with an error."""
         self.updates.append((request, Update(error=error)))
-        request.has_ended = True
+        request.phase = Phase.ENDED
 
     # Rows leave
 
@@ -300,18 +310,16 @@ class Batch:
 
         Something that fails while prompts are read concerns these prompts; any other failure all that have begun.
         """
-        requests = self.reading.requests if self.is_reading and self.reading else self.begun
-        if not self.is_reading:
+        requests = self.concerned or self.begun
+        if not self.concerned:
             self.running, self.state = [], None
-        self.reading, self.is_reading, self.prefixes = None, False, PrefixCache()
+        self.reading, self.concerned, self.prefixes = None, [], PrefixCache()
         for request in requests:
             request.random.give_back()
         return [request for request in requests if not (request.has_ended or request.cancelled)]
 
     def repeat(self, requests: list[Request]) -> None:
         """Read these again first, each alone, and let each step alone before it joins: that finds a faulty one."""
-        for request in requests:
-            request.is_suspect = True
         self.waiting.extendleft(reversed(requests))
 
     def clear(self) -> list[Request]:

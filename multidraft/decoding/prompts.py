@@ -7,7 +7,6 @@ nothing and takes no pass, so the token need not wait for the draft model.
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow
 from multidraft.decoding.record import Logprob, top_logprobs
-from multidraft.decoding.request import Request
+from multidraft.decoding.request import Phase, Request
 from multidraft.decoding.state import DecodeConfig, Row, State, gather
 from multidraft.errors import AdviceError
 from multidraft.models.base import MAX_CHUNK_TOKENS, check_logits, hidden_layers_of, pass_hidden_states
@@ -27,11 +26,13 @@ from multidraft.sampling.gate import RowFault, distribution_error, softmax
 MAX_RATIO = 1.25  # of the longest to the shortest prompt that are read side by side: the rest is padding
 
 
-class Reading:
-    """The progress of both models through some prompts; what `kept` has of the only one is not read again.
+class TargetReading:
+    """Requests whose prompts the target reads; what `kept` has of the only one is not read again.
 
     A request that is read again after a fault repeats its last step, with the random numbers that it has given back.
     """
+
+    model_name = "target"
 
     def __init__(
         self,
@@ -39,49 +40,39 @@ class Reading:
         target: Model,
         draft: Model | None,
         config: DecodeConfig,
-        policy: TreePolicy,
         capacity: int,
         kept: KeptRow | None = None,
         reused: int = 0,
         scores_last: bool = False,
     ):
-        self.requests, self.models, self.capacity = requests, (target, draft), capacity
-        self.config, self.policy = config, policy
-        self.kept, self.reused, self.hidden_layers = kept, reused, hidden_layers_of(draft)
-        self.is_repeated = requests[0].is_suspect and requests[0].was_answered
+        self.requests, self.reused = requests, reused
+        self.is_repeated = requests[0].phase >= Phase.CATCHING_UP
         self.scores_last = scores_last and not self.is_repeated
         self.num_prompt_logprobs = None if self.is_repeated else requests[0].num_prompt_logprobs
         self.prompt_logprobs: list[Logprob] = []
+        self.logits: Tensor | None = None  # behind the last tokens, when these have been read
         # A head that reads hidden states gets them from its last token on, which the target therefore reads again.
-        self.drafted = min(reused + bool(self.hidden_layers), kept.drafted) if kept else 0  # by the draft model
+        self.drafted = min(reused + bool(hidden_layers_of(draft)), kept.drafted) if kept else 0  # by the draft model
         self.texts = [request.text for request in requests]
-        self.unread = [text[reused:] if self.scores_last else text[reused:-1] for text in self.texts]  # by the target
-        self.state: State | None = None  # where decoding begins, once the target has read what it is to read
-
-    @cached_property
-    def readers(self) -> tuple[Reader, Reader | None]:
-        """Target and draft. They are made when they are first used, where a failure concerns these requests alone."""
-        (target_model, draft_model), kept = self.models, self.kept
+        self.unread = [text[reused:] if self.scores_last else text[reused:-1] for text in self.texts]
+        for request in requests:
+            request.phase = max(request.phase, Phase.READING)
         if kept is None:
-            target = reader(target_model, self.capacity, self.config.compile, self.hidden_layers)
+            self.target = reader(target, capacity, config.compile, hidden_layers_of(draft))
         else:
-            target = kept.target.fork(0, self.reused, self.capacity)
-        check_tokens(self.requests, target.vocabulary)
-        if kept and kept.draft is not None and self.drafted:
-            return target, kept.draft.fork(0, self.drafted, self.capacity)
-        draft = None if draft_model is None else reader(draft_model, self.capacity, self.config.compile)
-        if draft is not None:  # the first call settles the number of rows
-            draft.forward([[] for _ in self.texts], [[] for _ in self.texts], "none")
-        return target, draft
+            self.target = kept.target.fork(0, reused, capacity)
+        check_tokens(requests, self.target.vocabulary)
+        if kept is not None and kept.draft is not None and self.drafted:
+            self.draft: Reader | None = kept.draft.fork(0, self.drafted, capacity)
+        else:
+            self.draft = None if draft is None else reader(draft, capacity, config.compile)
+            if self.draft is not None:  # the first call settles the number of rows
+                self.draft.forward([[] for _ in requests], [[] for _ in requests], "none")
 
     @property
     def is_over(self) -> bool:
-        """Whether both models have read the prompts; a draft model that rests catches up in steps that draft."""
-        if self.state is None:
-            return False
-        skipping = self.policy.begin(len(self.requests)).model_rests
-        pairs = zip(self.state.rows, self.unread_by_draft(self.state), strict=True)
-        return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
+        """Whether the target has read all that it is to read."""
+        return not any(self.unread)
 
     @property
     def tokens_read(self) -> list[int]:
@@ -90,40 +81,14 @@ class Reading:
 
     def advance(self, budget: float | int) -> int:
         """Read some more tokens, `budget` at most but one a row at least, and return their number."""
-        if self.state is None:
-            return self.advance_target(budget)
-        assert self.state.draft is not None
-        pieces, _ = pieces_of(self.unread_by_draft(self.state), budget)
-        for row, piece in zip(self.state.rows, pieces, strict=True):
-            row.unread = row.unread[len(piece) :]
-        read(self.state.draft, pieces, "none")
-        return sum(map(len, pieces))
-
-    def unread_by_draft(self, state: State) -> list[list[int]]:
-        """What the draft model has to read of every prompt: nothing of one that its context has no room for."""
-        return [row.unread if state.can_draft(row) else [] for row in state.rows]
-
-    def advance_target(self, budget: float | int) -> int:
-        """Let the target read on; note the prompt's log-probabilities if they were asked for."""
-        target, draft = self.readers
         pieces, self.unread = pieces_of(self.unread, budget)
-        is_last, top = not any(self.unread), self.num_prompt_logprobs
-        logits = read(target, pieces, "all" if top is not None else "last" if is_last and self.scores_last else "none")
-        pass_hidden_states(target, draft)
+        top = self.num_prompt_logprobs
+        scored: Scored = "all" if top is not None else "last" if self.is_over and self.scores_last else "none"
+        self.logits = read(self.target, pieces, scored)
+        pass_hidden_states(self.target, self.draft)
         if top is not None and any(pieces):
-            self.note_prompt(logits[0], len(pieces[0]), top)
-        if is_last:
-            self.state = State(target, draft, self.rows_at_roots(logits, target.device))
+            self.note_prompt(self.logits[0], len(pieces[0]), top)
         return sum(map(len, pieces))
-
-    def rows_at_roots(self, logits: Tensor, device: torch.device) -> list[Row]:
-        """The rows before their first step, with the target's logits at their roots where it has read these."""
-        rows = []
-        for index, (request, text) in enumerate(zip(self.requests, self.texts, strict=True)):
-            root_logits = logits[index, -1] if self.scores_last else None
-            unread = text[self.drafted : -1] if self.readers[1] is not None else []
-            rows.append(row_at_root(request, device, root_logits, unread))
-        return rows
 
     def note_prompt(self, logits: Tensor, count: int, top: int) -> None:
         """Note the target's log-probabilities of the tokens that follow the `count` tokens just read."""
@@ -135,10 +100,47 @@ class Reading:
             raise RowFault("the target model", str(distribution_error(logits[bad[0]])))
         self.prompt_logprobs += top_logprobs(probs.log(), following, top)
 
+    def state(self) -> State:
+        """The rows before their first step, with the target's logits at their roots where it has read these."""
+        rows = list[Row]()
+        for index, (request, text) in enumerate(zip(self.requests, self.texts, strict=True)):
+            root_logits = self.logits[index, -1] if self.scores_last and self.logits is not None else None
+            unread = text[self.drafted : -1] if self.draft is not None else []
+            rows.append(row_at_root(request, self.target.device, root_logits, unread))
+        return State(self.target, self.draft, rows)
+
+
+class DraftReading:
+    """Requests whose prompts the target has read, and the draft model reads: then their rows join the running ones."""
+
+    model_name = "draft"
+
+    def __init__(self, requests: list[Request], state: State, is_repeated: bool):
+        self.requests, self.state, self.is_repeated = requests, state, is_repeated
+
+    @property
+    def unread(self) -> list[list[int]]:
+        """What the draft model has to read of every prompt: nothing of one that its context has no room for."""
+        return [row.unread if self.state.can_draft(row) else [] for row in self.state.rows]
+
+    def is_over(self, policy: TreePolicy) -> bool:
+        """Whether it has read the prompts; a draft model that rests catches up in steps that draft."""
+        skipping, pairs = policy.begin(len(self.requests)).model_rests, zip(self.state.rows, self.unread, strict=True)
+        return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
+
+    def advance(self, budget: float | int) -> int:
+        """Read some more tokens, `budget` at most but one a row at least, and return their number."""
+        assert self.state.draft is not None
+        pieces, _ = pieces_of(self.unread, budget)
+        for row, piece in zip(self.state.rows, pieces, strict=True):
+            row.unread = row.unread[len(piece) :]
+        read(self.state.draft, pieces, "none")
+        return sum(map(len, pieces))
+
     def drop_ended(self) -> None:
         """Let the rows go that have ended."""
         staying = [index for index, request in enumerate(self.requests) if not request.has_ended]
-        if self.state is not None and len(staying) < len(self.requests):
+        if len(staying) < len(self.requests):
             self.requests = [self.requests[index] for index in staying]
             self.state = gather(self.state, staying)
 
@@ -153,10 +155,14 @@ def read_whole(
 ) -> State:
     """The state of requests before their first step: all prompts have been read, side by side."""
     capacity = max(request.longest for request in requests) + policy.limits.slack
-    reading = Reading(requests, target, draft, config, policy, capacity, scores_last=scores_last)
-    while reading.state is None or not reading.is_over:
+    reading = TargetReading(requests, target, draft, config, capacity, scores_last=scores_last)
+    reading.advance(math.inf)
+    while not reading.is_over:
         reading.advance(math.inf)
-    return reading.state
+    drafting = DraftReading(requests, reading.state(), is_repeated=False)
+    while not drafting.is_over(policy):
+        drafting.advance(math.inf)
+    return drafting.state
 
 
 def check_tokens(requests: list[Request], vocabulary: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from transformers import StoppingCriteria
@@ -17,11 +18,22 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a row ends, beside its number of new tokens: at one of these tokens, or where a criterion holds."""
+    """Where a row ends, beside its number of new tokens: at a token, behind a string, or where a criterion holds."""
 
     tokens: frozenset[int] = frozenset()
     criteria: Sequence[StoppingCriteria] = ()
     device: torch.device = CPU  # where the criteria expect the sequence
+    completes_string: Callable[[int], bool] = lambda token: False  # gets every new token, of one request
+
+
+class Phase(IntEnum):
+    """How far a request has come, as its owner knows: it never goes back, though it may be read again."""
+
+    WAITING = 0
+    READING = 1  # the target reads its prompt
+    CATCHING_UP = 2  # the draft model does, and what the target says of the prompt has been told
+    DECODING = 3
+    ENDED = 4
 
 
 @dataclass(frozen=True)
@@ -63,19 +75,21 @@ class Request:
     num_logprobs: int | None = None  # log-probabilities of emitted tokens, and of so many of the most likely ones
     num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
     padded_prompt: list[int] | None = None  # what processors and criteria see in place of the prompt
-    ends_text: Callable[[int], bool] | None = None  # gets every new token; whether the text ends with it
     is_seeded: bool = False  # its tokens must come again: its trees depend on nothing but its own text
     index: int = 0  # among the requests of one call, for messages
     tokens: list[int] = field(default_factory=list)  # the new ones so far
     logprobs: list[Logprob] = field(default_factory=list)  # of `tokens`, if they were asked for
-    cancelled: bool = False
-    was_answered: bool = False  # its owner knows that the prompt has been read
-    is_suspect: bool = False  # it took part in a step that failed, and has to step alone
-    has_ended: bool = False  # its owner knows the end
+    phase: Phase = Phase.WAITING  # beyond it in the queue: it took part in a step that failed, and has to step alone
+    cancelled: bool = False  # by its owner, from any thread
     random: Randomness = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = Randomness(self.generator, self.is_seeded)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its owner knows the end."""
+        return self.phase is Phase.ENDED
 
     @property
     def longest(self) -> int:
@@ -96,8 +110,7 @@ class Request:
         """A step's tokens up to the one that ends the row, and why it ends; raises RowFault where a criterion fails."""
         room = self.max_new_tokens - len(self.tokens)
         for count, token in enumerate(emitted.tokens[:room], 1):
-            ends = self.ends_text is not None and self.ends_text(token)
-            ends = ends or token in self.stop.tokens
+            ends = self.stop.completes_string(token) or token in self.stop.tokens
             if ends or (self.stop.criteria and self.meets_criterion(emitted.tokens[:count])):
                 return emitted.first(count), "stop"
         return (emitted, None) if len(emitted.tokens) < room else (emitted.first(room), "length")
@@ -114,5 +127,5 @@ class Request:
         """Add the tokens of a step: from here on a step that fails does not draw them again."""
         self.tokens += emitted.tokens
         self.logprobs += emitted.logprobs
-        self.has_ended = ended
+        self.phase = Phase.ENDED if ended else self.phase
         self.random.taken.clear()

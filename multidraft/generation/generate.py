@@ -23,7 +23,7 @@ from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.record import Logprob
-from multidraft.decoding.request import Request, Stop, Update
+from multidraft.decoding.request import Request, Stop
 from multidraft.decoding.state import check_generators, generators_for
 from multidraft.decoding.trace import TraceWriter
 from multidraft.decoding.warm_up import compile_steps, warm_up
@@ -31,7 +31,7 @@ from multidraft.errors import AdviceError
 from multidraft.generation import inputs as user_inputs
 from multidraft.generation.inputs import Prompts, as_lists, vocabulary_of
 from multidraft.generation.options import Options, signature_with_keywords
-from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_searches
+from multidraft.generation.stopping import Ends, after, ends_from_criteria, stops_by_row
 from multidraft.generation.streaming import as_stream
 from multidraft.generation.text import text_ends
 from multidraft.machine import is_busy, warn_of_spinning
@@ -143,8 +143,8 @@ def generate_rows(
     new_tokens = [params.new_tokens(len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, new_tokens, options, params)
     stop = Stop(frozenset(params.end_tokens), options.stopping_criteria or (), compat.home(target))
-    searches = stop_searches(params, options.stop_tokenizer, prompts)
-    ends = Ends(budgets, stop, prompts, math.inf if params.max_time is None else after(params.max_time), searches)
+    deadline = math.inf if params.max_time is None else after(params.max_time)
+    ends = Ends(budgets, stops_by_row(stop, params, options.stop_tokenizer, prompts), prompts, deadline)
     samplings = row_samplings(params, ends, vocabulary_of(target), options.logits_processor or ())
     return run(target, draft, prompts, samplings, ends, options)
 
@@ -175,7 +175,7 @@ def row_samplings(
         key = (len(prompt), budget, row if differ else None)
         if key not in compiled:
             in_all = replace(params, max_length=len(prompt) + budget)
-            compiled[key] = in_all.compile(prompt, vocabulary, ends.stop.device, for_row(processors, row))
+            compiled[key] = in_all.compile(prompt, vocabulary, ends.device, for_row(processors, row))
         samplings.append(compiled[key])
     return samplings
 
@@ -192,11 +192,11 @@ def run(
 
     Processors and criteria see `ends.padded_prompts` in place of the prompts, which is the same but for padding.
     """
-    first_prompt = torch.tensor(ends.padded_prompts[0], device=ends.stop.device)
+    first_prompt = torch.tensor(ends.padded_prompts[0], device=ends.device)
     check_pure(options.logits_processor or (), first_prompt, vocabulary_of(target))
     config, policy = options.config, policy_for(target, draft, prompts, sampling[0], ends, options)
     requests = requests_of(prompts, sampling, ends, options)
-    warm_up(config, policy.limits, ends.stop.device)
+    warm_up(config, policy.limits, ends.device)
     if config.compile:
         compile_steps(policy.limits, [target, draft], prompts, ends.budgets, options.rows_at_a_time(len(prompts)))
     batch = Batch(target, draft, config, policy, options.rows_at_a_time(len(prompts)))
@@ -229,11 +229,10 @@ def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, 
             prompt,
             ends.budgets[row],
             sampling[row],
-            ends.stop,
+            ends.stops[row],
             generators[row],
             num_logprobs=options.num_logprobs,
             padded_prompt=ends.padded_prompts[row],
-            ends_text=ends.searches[row].ends_text if ends.searches else None,
             index=row,
         )
         for row, prompt in enumerate(prompts)
@@ -255,11 +254,12 @@ def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) 
             trace.begin(batch.config, batch.policy, [request.sampling for request in requests], prompts)
             batch.on_record = lambda record, rows: trace.add(record, [request.index for request in rows])
         batch.add(requests)
-        for request, update in updates_of(batch, ends.deadline):
-            if update.error is not None:
-                info.faults[request.index] = cast(RowFault, update.error)
-            elif update.step is not None:
-                stream(request.index, update.step.emitted)
+        while batch.requests and not (time.monotonic() >= ends.deadline and info.tokens):
+            for request, update in batch.step(MAX_PROMPT_TOKENS_BESIDE_ROWS if batch.running else math.inf):
+                if update.error is not None:
+                    info.faults[request.index] = cast(RowFault, update.error)
+                elif update.step is not None:
+                    stream(request.index, update.step.emitted)
     if trace is not None:
         trace.end([request.tokens for request in requests])
     return info
@@ -273,20 +273,6 @@ def info_of_interruption(info: Info) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         vars(interrupt)["info"] = info
         raise
-
-
-def updates_of(batch: Batch, deadline: float) -> Iterator[tuple[Request, Update]]:
-    """What happens until the batch is empty, or until the end of the pass in which the deadline falls."""
-
-    def is_late() -> bool:
-        return time.monotonic() >= deadline and batch.info.tokens > 0
-
-    while batch.requests and not is_late():
-        batch.read_prompts(MAX_PROMPT_TOKENS_BESIDE_ROWS if batch.running else math.inf)
-        yield from batch.take_updates()
-        if not is_late():
-            batch.decode()
-            yield from batch.take_updates()
 
 
 @dataclass
@@ -328,9 +314,8 @@ def generate_sequences(
     check_prepared(prepared, torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool())
     max_new_tokens = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
     budgets = budgets_of(model, draft, prompts, max_new_tokens, options, params)
-    searches = stop_searches(params, options.stop_tokenizer, prompts)
-    criteria = options.stopping_criteria or ()
-    ends = ends_from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)._replace(searches=searches)
+    ends = ends_from_criteria(options.stopping_criteria or (), input_ids.tolist(), budgets, input_ids.device)
+    ends = ends._replace(stops=stops_by_row(ends.stops[0], params, options.stop_tokenizer, prompts))
     pad = pad_token(config, ends)
     samplings = prepared_samplings(params, ends, vocabulary_of(model), options.logits_processor or ())
     measure = options.measure if config.return_dict_in_generate else False
@@ -347,7 +332,7 @@ def prepared_samplings(
     params: SamplingParams, ends: Ends, vocabulary: int, processors: Sequence[LogitsProcessor]
 ) -> list[Sampling]:
     """The sampling of each row by the processors that transformers has prepared, with those that it lacks."""
-    context = PromptContext(params, ends.padded_prompts[0], vocabulary, ends.stop.device)
+    context = PromptContext(params, ends.padded_prompts[0], vocabulary, ends.device)
     complete = before_warpers(processors, params.processors(context, in_transformers=False))
     if any(map(is_bound, complete)):
         return [params.sampling(complete, row) for row in range(len(ends.padded_prompts))]
@@ -357,7 +342,7 @@ def prepared_samplings(
 def pad_token(config: GenerationConfig, ends: Ends) -> int:
     """What fills up rows that end early; transformers has put an end of text in place of a missing one."""
     pad = getattr(config, "_pad_token_tensor", None)
-    may_differ = ends.stop.criteria or ends.searches or len(set(ends.budgets)) > 1
+    may_differ = ends.stops[0].criteria or ends.stops[0] is not ends.stops[-1] or len(set(ends.budgets)) > 1
     if pad is None and len(ends.budgets) > 1 and may_differ:
         raise AdviceError("rows may end at different lengths and nothing fills them up; pass pad_token_id")
     return -1 if pad is None else int(pad)

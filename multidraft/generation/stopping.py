@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,24 +19,29 @@ class Ends(NamedTuple):
     """Where all rows of a call end."""
 
     budgets: list[int]  # new tokens by row
-    stop: Stop
+    stops: list[Stop]  # by row; without stop strings all rows share one
     padded_prompts: list[list[int]]  # what criteria and processors see before the new tokens
     deadline: float = float("inf")  # of time.monotonic(): the pass in which it falls is the last, and is kept
-    searches: Sequence[StopSearch] = ()  # for stop strings, by row, if there are any
+
+    @property
+    def device(self) -> torch.device:
+        """Where processors and criteria expect a sequence."""
+        return self.stops[0].device
 
 
-def stop_searches(
-    params: SamplingParams, tokenizer: PreTrainedTokenizerBase | None, prompts: list[list[int]]
-) -> list[StopSearch]:
-    """What looks for stop strings behind each prompt, if there are any."""
+def stops_by_row(
+    stop: Stop, params: SamplingParams, tokenizer: PreTrainedTokenizerBase | None, prompts: list[list[int]]
+) -> list[Stop]:
+    """A `stop` for the text behind each prompt, with its own search for stop strings if there are any."""
     if not params.stop:
-        return []
+        return [stop] * len(prompts)
     if tokenizer is None:
         raise AdviceError(
             "stop strings need the tokenizer; pass it as stop_tokenizer (model.generate keeps `tokenizer` to itself)"
         )
-    stops = [params.stop] if isinstance(params.stop, str) else params.stop
-    return [StopSearch(tokenizer, prompt, stops, params.min_new_tokens or 0) for prompt in prompts]
+    strings = [params.stop] if isinstance(params.stop, str) else params.stop
+    searches = [StopSearch(tokenizer, prompt, strings, params.min_new_tokens or 0) for prompt in prompts]
+    return [replace(stop, completes_string=search.completes_string) for search in searches]
 
 
 def ends_from_criteria(
@@ -52,7 +58,7 @@ def ends_from_criteria(
             deadline = min(deadline, after(criterion.initial_timestamp + criterion.max_time - time.time()))
         else:
             others.append(criterion)
-    return Ends(budgets, Stop(frozenset(tokens), others, device), prompts, deadline)
+    return Ends(budgets, [Stop(frozenset(tokens), others, device)] * len(prompts), prompts, deadline)
 
 
 def after(seconds: float | int) -> float:

@@ -219,7 +219,7 @@ class StopSearch:
         self.tail = text[len(text) - held :]
         return None
 
-    def ends_text(self, token: int) -> bool:
+    def completes_string(self, token: int) -> bool:
         """Add a token; returns whether a stop string is complete."""
         return self.add(token) is not None
 

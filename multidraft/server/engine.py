@@ -126,19 +126,16 @@ class Engine:
             return not self.stopped
 
     def turn(self) -> None:
-        """One step of the batch; what prompts bring is delivered before the running rows step."""
+        """One step of the batch; what it brings is delivered as one message."""
         batch = self.batch
         prompt_reads = (batch.prompt_tokens - batch.reused_tokens) / max(batch.info.tokens, 1)
         self.outlook = self.policy.begin(max(len(batch.begun), 1), prompt_reads)
-        batch.drop_cancelled()
-        batch.read_prompts(self.limits.prefill)
-        self.flush()
-        batch.decode()
-        self.flush()
+        if updates := batch.step(self.limits.prefill):
+            self.deliver(updates)
         self.notice_progress()
 
     def flush(self) -> None:
-        """Deliver the updates since the last call, as one message."""
+        """Deliver the updates that a failure or the end has left."""
         if updates := self.batch.take_updates():
             self.deliver(updates)
 
@@ -149,7 +146,7 @@ class Engine:
 
         Raises the fault after too many of them without a new token.
         """
-        is_reading, requests = self.batch.is_reading, self.batch.take_back()
+        is_reading, requests = bool(self.batch.concerned), self.batch.take_back()
         if is_reading and len(requests) == 1:
             return self.blame(requests[0], error)
         self.note("a turn of the engine has failed; its rows are read again", error)
@@ -183,7 +180,8 @@ class Engine:
         try:
             batch = Batch(self.target, self.draft, self.config, self.policy)
             batch.add([Request([0], 1)])
-            batch.step()
+            while batch.requests:
+                batch.step()
         except Exception as error:
             LOG.error("not even a prompt of one token is answered", exc_info=error)
             return False

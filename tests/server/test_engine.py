@@ -15,7 +15,7 @@ from multidraft.decoding import batch as batches
 from multidraft.decoding import prefix_cache, prompts
 from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
-from multidraft.decoding.prompts import Reading
+from multidraft.decoding.prompts import DraftReading, TargetReading
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -171,8 +171,8 @@ def test_an_exception_in_one_row_ends_it_alone(engine, worst):
 def test_rows_take_as_much_room_as_the_longest():
     server = Engine(tiny_model("llama"), None, *config_for(), Limits(tokens_in_cache=160))  # a row needs 34 more
     server.batch.add(Heard([1] * length, 5).request for length in (30, 3, 3))
-    while reading := server.batch.admit(99):
-        server.batch.running += reading.requests
+    while server.batch.admit(99):
+        server.batch.running += server.batch.reading.requests
         server.batch.reading = None
     assert (len(server.batch.running), server.batch.tokens_in_cache) == (2, 2 * 69)
 
@@ -199,11 +199,11 @@ def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
     """What it has not read is as good as read: with drafts that begin later, the law's own tokens come."""
     emitted_tokens = list[int]()
     heard = Heard([0, 3, 1, 4, 2], 9)
-    way = config_for()[0], Rests(Tree.parse("2x1"))
-    reading = Reading([heard.request], *tiny(), *way, capacity=99, scores_last=True)
+    reading = TargetReading([heard.request], *tiny(), config_for()[0], capacity=99, scores_last=True)
     reading.advance(9)
-    state = reading.state
-    assert (reading.is_over, state.rows[0].unread) == (True, [0, 3, 1, 4])
+    state = reading.state()
+    is_over = DraftReading([heard.request], state, is_repeated=False).is_over(Rests(Tree.parse("2x1")))
+    assert (reading.is_over, is_over, state.rows[0].unread) == (True, True, [0, 3, 1, 4])
     with torch.inference_mode():
         while len(emitted_tokens) < 9:
             state, record = step(state, *config_for("2x1"))
