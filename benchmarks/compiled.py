@@ -30,6 +30,7 @@ from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.warm_up import compile_steps
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.machine import commit, hardware
+from multidraft.models.door import as_reader
 from multidraft.sampling.settings import Sampling
 from multidraft.zoo import Pair
 
@@ -46,10 +47,11 @@ def measure(pair: Pair, tree: str | None, options: argparse.Namespace) -> Second
     steps, draft = options.steps * len(shape), pair.draft if tree else None
     states, configs, policy = {}, {}, StaticTree(shape)
     for way, compiles in WAYS.items():
-        configs[way] = config = DecodeConfig(md.scheme(DEFAULT_SCHEME), measure=0, compile=compiles)
+        configs[way] = config = DecodeConfig(md.scheme(DEFAULT_SCHEME), measure=0)
+        readers = [None if model is None else as_reader(model, compiles) for model in (pair.target, draft)]
         if compiles:
-            compile_steps(policy.limits, [pair.target, draft], texts, [steps] * len(texts), len(texts))
-        states[way] = read_whole(requests_for(texts, Sampling(), steps, seed=0), pair.target, draft, config, policy)
+            compile_steps(policy.limits, readers, texts, [steps] * len(texts), len(texts))
+        states[way] = read_whole(requests_for(texts, Sampling(), steps, seed=0), *readers, config, policy)
     seconds: Seconds = {way: {part: [] for part in PARTS} for way in WAYS}
     for _ in tqdm(range(options.steps), desc=tree or "plain", leave=False):
         for way, config in configs.items():

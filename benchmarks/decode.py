@@ -36,6 +36,7 @@ from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
+from multidraft.models.door import as_reader
 from multidraft.zoo import Pair
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -63,7 +64,8 @@ def prepare(pair: Pair) -> None:
     """Measure the pair for `auto`, with prompts that take no part."""
     texts = [prompt["prompt"] for prompt in map(json.loads, DEMO.read_text().splitlines())]
     prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
-    subject = MeasuredPair(pair.target, pair.draft, md.scheme(DEFAULT_SCHEME), prompts=prompts)
+    target, draft = as_reader(pair.target), as_reader(pair.draft)
+    subject = MeasuredPair(target, draft, md.scheme(DEFAULT_SCHEME), prompts=prompts)
     tune(subject, profile_for(subject), TUNE)
 
 

@@ -69,7 +69,7 @@ def reference_of(target: Any, ids: list[int]) -> torch.Tensor:
 @torch.inference_mode()
 def logits_of(model: GGUF, ids: list[int]) -> torch.Tensor:
     """A file's logits behind every token of a text."""
-    return model.new(len(ids)).forward([ids], [list(range(-1, len(ids) - 1))])[0]
+    return model.new(len(ids)).forward([ids], [list(range(-1, len(ids) - 1))]).logits[0]
 
 
 def compared(reference: torch.Tensor, logits: torch.Tensor) -> list[tuple[float, bool]]:

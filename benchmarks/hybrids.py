@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
 from multidraft.machine import commit, hardware
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
+from multidraft.models.huggingface.paths import Paths
 from multidraft.models.reader import Reader
-from multidraft.models.recurrent import Paths
 
 SHAPE = dict(vocab_size=32_000, hidden_size=640, intermediate_size=1920, num_hidden_layers=12, head_dim=128)
 DIMS = dict(linear_key_head_dim=128, linear_value_head_dim=128)

@@ -47,6 +47,7 @@ from multidraft.judging.laws import Settings
 from multidraft.judging.observation import Completion
 from multidraft.judging.reference_model import ModelReference
 from multidraft.machine import commit, hardware
+from multidraft.models.door import as_reader
 from multidraft.server import Limits
 from multidraft.server.app import build
 from multidraft.server.engine import Engine
@@ -67,7 +68,9 @@ def served(fault: Fault) -> Iterator[str]:
     """The address of our server over the embedded pair, with a fault built in until the block ends."""
     pair = load_pair()
     way = DecodeConfig(md.scheme("iid:lorenz", drafts=1), "commit"), StaticTree(Tree.parse("1x1"))
-    service = Service(Engine(pair.target, pair.draft, *way, Limits()), pair.tokenizer, ["embedded"])
+    service = Service(
+        Engine(as_reader(pair.target), as_reader(pair.draft), *way, Limits()), pair.tokenizer, ["embedded"]
+    )
     listener = bind_socket("127.0.0.1", 0)
     server = Server(service.limits, lambda: build(service))
     thread = Thread(target=lambda: server.run(sockets=[listener]))

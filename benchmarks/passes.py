@@ -18,8 +18,8 @@ from platformdirs import user_cache_path
 from transformers import PreTrainedModel
 
 from multidraft.models.gguf.to_hugging_face import folder_of
-from multidraft.models.huggingface import CausalLM
-from multidraft.models.loading import load_model
+from multidraft.models.huggingface.loading import load_model
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.zoo import smollm2
 
 ROUNDS = 20
@@ -28,7 +28,7 @@ ROUNDS = 20
 def with_texts(model: PreTrainedModel, rows: int, context: int, is_ours: bool) -> CausalLM:
     """A reader that has read random texts, the longest of this length, through our view of the model or itself."""
     reader, random = CausalLM(model, 2 * context), torch.Generator().manual_seed(0)
-    reader.reading = reader.reading if is_ours else model
+    reader.view = reader.view if is_ours else model
     lengths = [context - row * context // (2 * rows) for row in range(rows)]
     size = (1, context)
     texts = [torch.randint(model.config.vocab_size, size, generator=random)[0, :length].tolist() for length in lengths]

@@ -130,7 +130,7 @@ def main() -> None:
 
         *models, tokenizer = load_pair()
     else:
-        from multidraft.models.loading import load_model, load_tokenizer
+        from multidraft.models.huggingface.loading import load_model, load_tokenizer
 
         models = [load_model(options.model)]
         tokenizer = None if hasattr(models[0].config, "target_ids") else load_tokenizer(options.model)

@@ -64,6 +64,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from multidraft.autotune.plans import MeasuredPair
     from multidraft.cli import report
     from multidraft.generation import DEFAULT_SCHEME
+    from multidraft.models.door import as_reader
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 
@@ -74,4 +75,4 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
         return
     plans.fresh = made_up
     pair = load_pair()
-    plans.save(made_up(MeasuredPair(pair.target, pair.draft, scheme(DEFAULT_SCHEME)).identity))
+    plans.save(made_up(MeasuredPair(as_reader(pair.target), as_reader(pair.draft), scheme(DEFAULT_SCHEME)).identity))

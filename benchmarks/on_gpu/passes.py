@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
 from on_gpu.asked import Line, PieceOptions
 from on_gpu.published import model_of
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates, acceptance_of_known
 from multidraft.decoding.policy import Plan, PolicyLimits, TreePolicy
 from multidraft.decoding.tree import TokenTree
-from multidraft.models.huggingface import Model
 from multidraft.models.reader import Cost, Reader
 
 MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
@@ -22,7 +21,7 @@ BISECTIONS = 24  # of a certainty
 COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
 
 
-def kind_of(draft: Model) -> Cost:
+def kind_of(draft: Reader) -> Cost:
     """Which of a drafter's answers need a pass of a model."""
     return draft.cost if isinstance(draft, Reader) else "pass"
 

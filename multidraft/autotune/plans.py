@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fit_costs
 from multidraft.decoding.walks import Walker
@@ -24,20 +23,11 @@ from multidraft.io import files
 from multidraft.io.fields import Field, Items, Number, Object, Table, read
 from multidraft.io.journal import parse
 from multidraft.machine import cpu, is_busy, versions
-from multidraft.models.compat import home
-from multidraft.models.huggingface import Model
-from multidraft.models.reader import digest
+from multidraft.models.reader import Reader, digest
 from multidraft.verification.scheme import Scheme
 
 NOTES = logging.getLogger("multidraft")
 LENDING_FIELDS = ("draft", "scheme", "walk")  # of an identity, in which a shipped profile must agree
-VOLATILE_FIELDS = (
-    "_name_or_path",
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-)  # of a configuration
-SAMPLED_PARAMETERS = 8  # parameters whose first numbers tell one checkpoint from another
 MAX_PLAN_BYTES = 4 << 20  # of a plan's file
 LOADED_PROFILES: dict[Path, "Profile"] = {}  # the profiles that this process has used, by file
 FORMAT_VERSION = 10
@@ -207,8 +197,8 @@ def checksum(content: dict[str, Any]) -> str:
 class MeasuredPair:
     """A target and a draft model with a scheme and a walk; `prompts` are needed only to measure."""
 
-    target: Model
-    draft: Model
+    target: Reader
+    draft: Reader
     scheme: Scheme
     walk: str | Walker = "deferred"
     prompts: list[list[int]] = field(default_factory=list)
@@ -222,20 +212,10 @@ class MeasuredPair:
         return pair | {"walk": getattr(self.walk, "__name__", self.walk)} | machine
 
 
-def model_identity(model: Any) -> dict[str, Any]:
-    """The identity of a model: kind, digest of its configuration and of some weights, dtype and device."""
-    model = getattr(model, "model", model)  # the model inside a reader
-    if not isinstance(model, PreTrainedModel):
-        members = [model_identity(member) for member in model.drafters]
-        identity = {"kind": type(model).__name__, "device": str(model.device)} | model.fingerprint
-        return identity | {"drafters": members} if members else identity
-    fields = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE_FIELDS}
-    parameters = list(model.parameters())
-    sampled = parameters[:: max(len(parameters) // SAMPLED_PARAMETERS, 1)]
-    weights = [str(p.detach().reshape(-1)[:4].float().tolist()) for p in sampled if p.device.type != "meta"]
-    text, device = json.dumps(fields, sort_keys=True, default=str) + "".join(weights), home(model)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"kind": type(model).__name__, "digest": digest(text), "dtype": str(model.dtype), "device": name}
+def model_identity(model: Reader) -> dict[str, Any]:
+    """The identity of a model: its kind and device, what it says of itself, and its drafters."""
+    identity = {"kind": type(model).__name__, "device": str(model.device)} | model.fingerprint
+    return identity | {"drafters": [*map(model_identity, model.drafters)]} if model.drafters else identity
 
 
 def profile_for(pair: MeasuredPair, file: Path | None = None) -> Profile:

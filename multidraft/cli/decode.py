@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace import TraceFile
-    from multidraft.models.huggingface import Model
+    from multidraft.models.door import Model
     from multidraft.sampling.grammar import Grammar
 
 SEED_STRIDE = 1_000_003

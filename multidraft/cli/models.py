@@ -19,7 +19,7 @@ from multidraft.zoo import embedded, has_embedded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from multidraft.models.huggingface import Model
+    from multidraft.models.door import Model
 
 EMBEDDED, SMOLLM2, NONE = "embedded", "smollm2", "none"
 PAIRS = (EMBEDDED, SMOLLM2)  # targets with a draft of the same name
@@ -148,7 +148,7 @@ def pair_note(target: str, draft: str, named: "tuple[str | None, str | None]", e
 @cache
 def small_draft() -> "PreTrainedModel":
     """smollm2's small draft model, on transformers."""
-    from multidraft.models.loading import load_model
+    from multidraft.models.huggingface.loading import load_model
 
     return ready_model(load_model(resolve(SMOLLM2, "draft", DEFAULT_LOADER)), SMOLLM2)
 
@@ -222,10 +222,10 @@ def load_models(
     import torch
 
     from multidraft.generation.inputs import check_vocabularies
-    from multidraft.models.compat import vocabulary_of
     from multidraft.models.gguf.file import LlamaTokenizer
     from multidraft.models.gguf.model import GGUF
-    from multidraft.models.loading import check_sizes, load_model, load_tokenizer
+    from multidraft.models.huggingface.compat import vocabulary_of
+    from multidraft.models.huggingface.loading import check_sizes, load_model, load_tokenizer
     from multidraft.models.reader import Reader
 
     loader.check()
@@ -326,8 +326,8 @@ def ready_model(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
     import torch
 
     from multidraft.cli import terminal
-    from multidraft.models.loading import check_runs
-    from multidraft.models.packing import can_pack
+    from multidraft.models.huggingface.loading import check_runs
+    from multidraft.models.huggingface.view import can_pack
 
     if torch.cuda.is_available():
         model.cuda()  # type: ignore[call-arg]  # a transformers decorator hides self
@@ -356,7 +356,7 @@ def built_in_drafter(name: str, target: "Model") -> "Model":
     """Build a drafter that needs no draft model: n-grams, look-up, the target's first layers, or a head."""
     from multidraft.generation.inputs import vocabulary_of
     from multidraft.models.heads.drafters import head
-    from multidraft.models.loading import first_layers
+    from multidraft.models.huggingface.loading import first_layers
     from multidraft.models.ngram import Lookup, NGram
 
     drafter, _, number = (LOOKUP if name == COPY else name).partition(":")

@@ -248,19 +248,18 @@ def baselines(pair: "Models", settings: dict[str, Any], target: str) -> dict[str
 
     transformers cannot draft with a head, so smollm2's small draft model takes its place.
     """
-    from transformers import PreTrainedModel
-
-    from multidraft.models.base import hidden_layers_of
+    from multidraft.models.reader import Reader
 
     lacking = [name for name in PROCESSOR_OPTIONS if SETTINGS[name].transformers is None]
     if settings["stop"] or any(SETTINGS[name].has_processor(settings.get(name), False) for name in lacking):
         return {}
-    if not isinstance(pair.target, PreTrainedModel):
+    if isinstance(pair.target, Reader):
         return {}
     keywords: dict[str, dict[str, Any]] = {LOOKUP: {"prompt_lookup_num_tokens": MAX_LOOKUP_TOKENS}}
-    readers = [getattr(reader, "model", None) for reader in getattr(pair.draft, "drafters", ())]
-    drafts = [draft for draft in (pair.draft, *readers) if isinstance(draft, PreTrainedModel)]
-    if target == SMOLLM2 and hidden_layers_of(pair.draft):
+    members = pair.draft.drafters if isinstance(pair.draft, Reader) else ()
+    drafts = [draft for draft in (pair.draft, *(getattr(member, "model", None) for member in members)) if draft]
+    drafts = [draft for draft in drafts if not isinstance(draft, Reader)]
+    if target == SMOLLM2 and isinstance(pair.draft, Reader) and pair.draft.hidden_layers:
         drafts = drafts or [small_draft()]
     if len(drafts) == 1:
         keywords[ASSISTED] = {"assistant_model": widened(drafts[0], pair.target.config.get_text_config().vocab_size)}

@@ -83,6 +83,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
         from multidraft.autotune.controller import auto
         from multidraft.autotune.plans import MeasuredPair
+        from multidraft.models.door import as_reader
         from multidraft.sampling.generation_config import defaults_note, model_defaults
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
@@ -98,6 +99,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         if line := defaults_note(model_defaults(target)):
             terminal.note(line)
         config, policy, limits, plan = self.configured()
+        target, draft = as_reader(target), None if draft is None else as_reader(draft)
         if limits is not None and draft is not None:
             subject = MeasuredPair(target, draft, config.scheme, config.walk)
             policy = auto(subject, 1.0, limits, plan, self.tune_budget)

@@ -22,9 +22,10 @@ from multidraft.decoding.request import Phase, Request, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
-from multidraft.models.base import closed_up, hidden_layers_of
-from multidraft.models.huggingface import Model, answers_prompts, modules_of
-from multidraft.models.weights import ModelMark
+from multidraft.models.base import closed_up
+from multidraft.models.huggingface.weights import ModelMark, modules_of
+from multidraft.models.reader import Reader
+from multidraft.models.table import answers_prompts
 from multidraft.sampling.gate import RowFault
 
 LOG = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ class Batch:
 
     def __init__(
         self,
-        target: Model,
-        draft: Model | None,
+        target: Reader,
+        draft: Reader | None,
         config: DecodeConfig,
         policy: TreePolicy,
         max_num_seqs: float | int = math.inf,
@@ -129,7 +130,7 @@ class Batch:
         self.width = max(self.width, *(request.longest + self.slack for request in planned))
         self.concerned, chosen = group, set(group)
         self.waiting = deque(request for request in self.waiting if request not in chosen)
-        models = self.target, self.draft, self.config
+        models = self.target, self.draft
         self.reading = TargetReading(group, *models, self.width, kept, reused, self.scores_last)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
         return True
@@ -167,7 +168,7 @@ class Batch:
         is_answered = request.phase >= Phase.CATCHING_UP
         is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not is_answered)
         kept, reused = self.prefixes.find([] if is_whole else request.text[:-1])
-        if kept is not None and hidden_layers_of(self.draft):  # a head needs the hidden states from its last token on
+        if kept is not None and self.draft is not None and self.draft.hidden_layers:  # of the last token on
             reused = max(min(reused, kept.drafted) - 1, 0)
         if kept is None or not reused:
             return None, 0
@@ -329,13 +330,13 @@ class Batch:
         return requests
 
 
-def paths_of(*models: Model | None) -> int | None:
+def paths_of(*models: Reader | None) -> int | None:
     """The most paths of all rows together that all of these models tell apart; None for any number."""
-    counts = [count for model in models if (count := getattr(model, "sequences", None)) is not None]
+    counts = [model.sequences for model in models if model is not None and model.sequences is not None]
     return min(counts, default=None)
 
 
-def rows_within(rows: float | int, target: Model, draft: Model | None, limits: PolicyLimits) -> float | int:
+def rows_within(rows: float | int, target: Reader, draft: Reader | None, limits: PolicyLimits) -> float | int:
     """So many rows, or as many as the models can tell apart with their trees."""
     if (paths := paths_of(target, draft)) is None:
         return rows

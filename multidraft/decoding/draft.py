@@ -7,20 +7,21 @@ beyond the draft model's context drafts nothing more, and is not read.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.models.base import MAX_CHUNK_TOKENS, Scores, answers
+from multidraft.models.base import MAX_CHUNK_TOKENS
+from multidraft.models.reader import Scored
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
-from multidraft.sampling.gate import RowFault
-from multidraft.transfer import take
+from multidraft.sampling.gate import Faults, RowFault
 from multidraft.verification.law import Law
 
 MAX_SUPPORT_TOKENS: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_distributions`
@@ -84,6 +85,15 @@ def drafting_roots(rows: list[Row], trees: list[TokenTree], places: Places) -> P
     return drafting
 
 
+@dataclass(frozen=True)
+class LevelLaws:
+    """What one drafter says at the nodes of a level, a line each, and what is drawn from there."""
+
+    logits: Float[Tensor, "lines columns"]
+    distributions: list[DraftDistribution]
+    faults: Faults  # by line
+
+
 def read_level(
     state: State,
     config: DecodeConfig,
@@ -93,42 +103,50 @@ def read_level(
     depth: int,
     lookup_only: bool = False,
 ) -> dict[int, RowFault]:
-    """Let the draft model read nodes of a level, the root with the chain above it, and note what is drawn from."""
+    """Let the draft model read nodes of a level, the root with the chain above it, and note what is drawn from.
+
+    Three numbers stand for a node: of places, its row's tree; of scores, its row and what was scored there; of laws,
+    a line each.
+
+        places   (0, 4) (0, 5) (2, 3)
+        scores   (0, 0) (0, 1) (2, 0)
+        lines       0      1      2
+    """
     assert state.draft is not None
-    nodes, columns = defaultdict[int, list[int]](list), list[int]()
+    nodes, rows, columns = defaultdict[int, list[int]](list), list[int](), list[int]()
     for row, node in places:
+        rows.append(row)
         columns.append(len(nodes[row]))
         nodes[row].append(node)
-    pending = [
-        tokens_to_read(row, tree, nodes.get(number, []), depth)
-        for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
+    new = [
+        tokens_to_read(*pair, nodes.get(row, []), depth) for row, pair in enumerate(zip(state.rows, trees, strict=True))
     ]
-    state.draft.lookup_only = lookup_only
-    tokens, parents = map(list, zip(*pending, strict=True))
-    answer = state.draft.forward(tokens, parents, "all" if depth else "last" if places else "none")
+    tokens, parents = map(list, zip(*new, strict=True))
+    scored: Scored = "all" if depth else "last" if places else "none"
+    scores = state.draft.forward_each(tokens, parents, scored, lookup_only)
     if not places:  # all of them are still catching up
         return {}
-    rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
-    options: dict[str, Any] = {"drafts": policy.limits.max_drafts, "vocabulary": state.target.vocabulary}
-    parts, faults = [], dict[int, RowFault]()
-    for logits, ids in answers(state.draft, answer, (len(tokens), max(map(len, tokens)) if depth else 1)):
-        level_logits = values_at(logits, rows, columns)
-        ids = values_at(ids, rows, columns) if ids is not None and ids.ndim > 1 else ids
-        distributions, row_faults = draft_distributions(
-            level_logits, settings, prefixes, ids=ids, support=MAX_SUPPORT_TOKENS, **options
+    levels = list[LevelLaws]()
+    for drafter in scores:
+        logits, ids = drafter.at(rows, columns)
+        laws = draft_distributions(
+            logits,
+            settings,
+            prefixes,
+            drafts=policy.limits.max_drafts,
+            vocabulary=state.target.vocabulary,
+            ids=ids,
+            support=MAX_SUPPORT_TOKENS,
         )
-        faults |= {
-            rows[line]: fault.at(rows[line], state.rows[rows[line]].position + depth + 1)
-            for line, fault in row_faults.items()
-        }
-        parts.append((level_logits, isinstance(answer, Scores), distributions))
-    per_draft = config.scheme.law.per_draft_distributions
+        levels.append(LevelLaws(logits, *laws))
+    law, is_partial = config.scheme.law, len(scores) == 1 and scores[0].is_partial
     for line, (row, node) in enumerate(places):
-        distributions = [part[2][line] for part in parts]
-        distribution = merge_distributions(distributions) if per_draft else distributions[0]
-        trees[row].laws[node] = NodeLaw(*distribution, parts[0][0][line], parts[0][1])
-    return faults
+        distributions = [level.distributions[line] for level in levels]
+        distribution = merge_distributions(distributions) if law.per_draft_distributions else distributions[0]
+        trees[row].laws[node] = NodeLaw(*distribution, levels[0].logits[line], is_partial)
+    faults = {rows[line]: fault for level in levels for line, fault in level.faults.items()}
+    return {row: fault.at(row, state.rows[row].position + depth + 1) for row, fault in faults.items()}
 
 
 def tokens_to_read(row: Row, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:
@@ -142,15 +160,6 @@ def tokens_to_read(row: Row, tree: TokenTree, nodes: list[int], depth: int) -> t
     first = 1 + max(tree.read.values(), default=-1)
     tree.read |= {node: place for place, node in enumerate(nodes, first)}
     return [tree.tokens[node] for node in nodes], parents
-
-
-def values_at(
-    values: Shaped[Tensor, "rows new columns"], rows: list[int], columns: list[int]
-) -> Shaped[Tensor, "lines columns"]:
-    """The values in these columns of these rows; a view where that is all of them."""
-    if len(rows) == values.shape[0] * values.shape[1]:
-        return values.flatten(0, 1)
-    return take(values, rows, columns)
 
 
 def merge_distributions(distributions: Sequence[DraftDistribution]) -> DraftDistribution:

@@ -7,7 +7,6 @@ nothing and takes no pass, so the token need not wait for the draft model.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,9 @@ from multidraft.decoding.record import Logprob, top_logprobs
 from multidraft.decoding.request import Phase, Request
 from multidraft.decoding.state import DecodeConfig, Row, State, gather
 from multidraft.errors import AdviceError
-from multidraft.models.base import MAX_CHUNK_TOKENS, check_logits, hidden_layers_of, pass_hidden_states
-from multidraft.models.huggingface import Model, reader
-from multidraft.models.reader import Reader, Scored
+from multidraft.models.base import MAX_CHUNK_TOKENS
+from multidraft.models.reader import HiddenStates, Reader, Scored
+from multidraft.models.scores import check_whole
 from multidraft.sampling.gate import RowFault, distribution_error, softmax
 
 MAX_RATIO = 1.25  # of the longest to the shortest prompt that are read side by side: the rest is padding
@@ -37,9 +36,8 @@ class TargetReading:
     def __init__(
         self,
         requests: list[Request],
-        target: Model,
-        draft: Model | None,
-        config: DecodeConfig,
+        target: Reader,
+        draft: Reader | None,
         capacity: int,
         kept: KeptRow | None = None,
         reused: int = 0,
@@ -51,21 +49,22 @@ class TargetReading:
         self.num_prompt_logprobs = None if self.is_repeated else requests[0].num_prompt_logprobs
         self.prompt_logprobs: list[Logprob] = []
         self.logits: Tensor | None = None  # behind the last tokens, when these have been read
+        layers = () if draft is None else draft.hidden_layers
         # A head that reads hidden states gets them from its last token on, which the target therefore reads again.
-        self.drafted = min(reused + bool(hidden_layers_of(draft)), kept.drafted) if kept else 0  # by the draft model
+        self.drafted = min(reused + bool(layers), kept.drafted) if kept else 0  # by the draft model
         self.texts = [request.text for request in requests]
         self.unread = [text[reused:] if self.scores_last else text[reused:-1] for text in self.texts]
         for request in requests:
             request.phase = max(request.phase, Phase.READING)
         if kept is None:
-            self.target = reader(target, capacity, config.compile, hidden_layers_of(draft))
+            self.target = (target.with_hidden_states(layers) if layers else target).new(capacity)
         else:
             self.target = kept.target.fork(0, reused, capacity)
         check_tokens(requests, self.target.vocabulary)
         if kept is not None and kept.draft is not None and self.drafted:
             self.draft: Reader | None = kept.draft.fork(0, self.drafted, capacity)
         else:
-            self.draft = None if draft is None else reader(draft, capacity, config.compile)
+            self.draft = None if draft is None else draft.new(capacity)
             if self.draft is not None:  # the first call settles the number of rows
                 self.draft.forward([[] for _ in requests], [[] for _ in requests], "none")
 
@@ -84,8 +83,9 @@ class TargetReading:
         pieces, self.unread = pieces_of(self.unread, budget)
         top = self.num_prompt_logprobs
         scored: Scored = "all" if top is not None else "last" if self.is_over and self.scores_last else "none"
-        self.logits = read(self.target, pieces, scored)
-        pass_hidden_states(self.target, self.draft)
+        self.logits, states = read(self.target, pieces, scored)
+        if states is not None and self.draft is not None and self.draft.hidden_layers:
+            self.draft.observe(states)
         if top is not None and any(pieces):
             self.note_prompt(self.logits[0], len(pieces[0]), top)
         return sum(map(len, pieces))
@@ -147,15 +147,15 @@ class DraftReading:
 
 def read_whole(
     requests: list[Request],
-    target: Model,
-    draft: Model | None,
+    target: Reader,
+    draft: Reader | None,
     config: DecodeConfig,
     policy: TreePolicy,
     scores_last: bool = False,
 ) -> State:
     """The state of requests before their first step: all prompts have been read, side by side."""
     capacity = max(request.longest for request in requests) + policy.limits.slack
-    reading = TargetReading(requests, target, draft, config, capacity, scores_last=scores_last)
+    reading = TargetReading(requests, target, draft, capacity, scores_last=scores_last)
     reading.advance(math.inf)
     while not reading.is_over:
         reading.advance(math.inf)
@@ -183,15 +183,14 @@ def row_at_root(
     return Row(sampling, request.random, *place, list(unread), prefix, root_logits, request.num_logprobs)
 
 
-def read(model: Reader, pieces: list[list[int]], scored: Scored) -> Any:
-    """Append a piece to each row's kept tokens, and return the logits that are asked for."""
+def read(model: Reader, pieces: list[list[int]], scored: Scored) -> tuple[Tensor, HiddenStates | None]:
+    """Append a piece to each row's kept tokens; the logits and the hidden states that were asked for."""
     scored = scored if any(pieces) else "none"
-    logits = model.forward(pieces, [list(range(-1, len(piece) - 1)) for piece in pieces], scored)
-    model.commit([list(range(len(piece))) for piece in pieces])
+    scores = model.forward(pieces, [list(range(-1, len(piece) - 1)) for piece in pieces], scored)
+    states = model.commit([list(range(len(piece))) for piece in pieces])
     if scored != "none":
-        width = 1 if scored == "last" else max(map(len, pieces))
-        check_logits(model, logits, (len(pieces), width), model.vocabulary)
-    return logits
+        check_whole(scores, model.vocabulary, model)
+    return scores.logits, states
 
 
 def pieces_of(texts: list[list[int]], budget: float | int) -> tuple[list[list[int]], list[list[int]]]:

@@ -31,7 +31,6 @@ class DecodeConfig:
     scheme: Scheme
     walk: str | Walker = "deferred"
     measure: int = MEASURED_EVERY_STEPS  # compare acceptance with the optimum every so many steps; 0 for never
-    compile: bool = False  # the steps of Hugging Face models
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
     measure_first: int = 0  # measure every step until it was done so often, and while that is cheap; unless 0, or never
 

@@ -10,7 +10,7 @@ from multidraft.decoding.record import Clock, Emitted, StepRecord, lookup_logpro
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
-from multidraft.models.base import check_logits, pass_hidden_states
+from multidraft.models.scores import check_whole
 from multidraft.transfer import upload
 
 
@@ -54,9 +54,9 @@ def score(state: State, drafted: Drafted) -> Scored:
     trees = [tree if row.root_logits is None else None for tree, row in zip(drafted.trees, state.rows, strict=True)]
     logits = None
     if any(trees):
-        logits = state.target.forward([t.tokens if t else [] for t in trees], [t.parents if t else [] for t in trees])
-        width = max(len(t.tokens) for t in trees if t)
-        check_logits(state.target, logits, (len(trees), width), state.target.vocabulary)
+        scores = state.target.forward([t.tokens if t else [] for t in trees], [t.parents if t else [] for t in trees])
+        check_whole(scores, state.target.vocabulary, state.target)
+        logits = scores.logits
     scored = Scored(state.rows, drafted.trees, logits)
     scored.faults |= drafted.faults
     return scored
@@ -79,10 +79,11 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     paths = [[0, *walk_result.path] for walk_result in decision.walk_results]
     if scored.logits is not None:
-        state.target.commit(
+        states = state.target.commit(
             [path if row.root_logits is None else [] for path, row in zip(paths, state.rows, strict=True)]
         )
-        pass_hidden_states(state.target, state.draft)
+        if states is not None and state.draft is not None and state.draft.hidden_layers:
+            state.draft.observe(states)
     unread = [list[int]() for _ in paths]
     if state.draft is not None:
         pairs = zip(state.rows, scored.trees, paths, strict=True)

@@ -5,11 +5,10 @@ from functools import cache
 from operator import add
 
 import torch
-from transformers import PreTrainedModel
 
 from multidraft.decoding.policy import PolicyLimits
 from multidraft.decoding.state import DecodeConfig
-from multidraft.models.huggingface import Model, prepare
+from multidraft.models.reader import Reader
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.distributions import pick_each
@@ -26,15 +25,15 @@ def warm_up(config: DecodeConfig, limits: PolicyLimits, device: torch.device) ->
 
 
 def compile_steps(
-    limits: PolicyLimits, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int], rows: int
+    limits: PolicyLimits, models: Sequence[Reader | None], prompts: list[list[int]], budgets: list[int], rows: int
 ) -> None:
     """Compile the steps of a run of so many rows at a time, where models can be compiled and have not been."""
     lengths = [len(prompt) for prompt in prompts]
     longest = max(map(add, lengths, budgets)) + limits.slack
     for number, model in enumerate(models):
         branches = number == 0 and limits.shape is not None and limits.max_nodes > 1
-        if isinstance(model, PreTrainedModel):
-            prepare(model, rows, (1 + branches, limits.max_nodes), (min(lengths), longest))
+        if model is not None:
+            model.prepare(rows, (1 + branches, limits.max_nodes), (min(lengths), longest))
 
 
 @cache

@@ -29,16 +29,17 @@ from multidraft.decoding.trace import TraceWriter
 from multidraft.decoding.warm_up import compile_steps, warm_up
 from multidraft.errors import AdviceError
 from multidraft.generation import inputs as user_inputs
-from multidraft.generation.inputs import Prompts, as_lists, vocabulary_of
+from multidraft.generation.inputs import Prompts, as_lists
 from multidraft.generation.options import Options, signature_with_keywords
 from multidraft.generation.stopping import Ends, after, ends_from_criteria, stops_by_row
 from multidraft.generation.streaming import as_stream
 from multidraft.generation.text import text_ends
 from multidraft.machine import is_busy, warn_of_spinning
-from multidraft.models import compat
+from multidraft.models.door import Model, as_reader
 from multidraft.models.ensemble import SideBySide
-from multidraft.models.huggingface import Model
-from multidraft.models.pass_check import depends_on_pass
+from multidraft.models.huggingface import compat
+from multidraft.models.huggingface.pass_check import depends_on_pass
+from multidraft.models.reader import Reader
 from multidraft.sampling import generation_config as configs
 from multidraft.sampling.fields import PromptContext
 from multidraft.sampling.from_processors import before_warpers
@@ -108,50 +109,53 @@ def generate(
     is raised when the other rows are done, and holds their tokens.
     """
     target_model = user_inputs.as_model(target_model, "target")
-    draft = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
-    if draft is not None and depends_on_pass(target_model):
+    drafting_model = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
+    if drafting_model is not None and depends_on_pass(as_reader(target_model)):
         warnings.warn(
             "a hook or forward that was put into the target treats tokens differently that are read in one pass (as "
             "one that writes the last position does), so no tree can be verified: decoding goes on without drafts",
             stacklevel=2,
         )
-        draft = None
-    user_inputs.check_pieces(target_model, draft)
-    options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, SideBySide))
+        drafting_model = None
+    drafters = 0 if drafting_model is None else 1 + isinstance(drafting_model, SideBySide)
+    options = Options.take_from(keywords, drafters=drafters)
     if options.compile:
-        user_inputs.check_compiles(target_model, draft)
+        user_inputs.check_compiles(target_model, drafting_model)
+    target = as_reader(target_model, options.compile)
+    draft = None if drafting_model is None else as_reader(drafting_model, options.compile)
+    user_inputs.check_pieces(target, draft)
     if inputs is None:
         check_custom(draft, draft_or_prompts, generation_config, params)
-        return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, keywords)
+        return generate_sequences(target, draft, draft_or_prompts, options, generation_config, keywords)
     if draft_model is not None:
         raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
     if generation_config is not None and params is not None:
         raise AdviceError("generation_config and params are both given; use one of them")
-    ends = text_ends(target_model, options.stop_tokenizer)
+    ends = text_ends(target, options.stop_tokenizer)
     settings = configs.params_from(generation_config or params, keywords, ends)
-    return generate_rows(target_model, draft, inputs, options, settings)
+    return generate_rows(target, draft, inputs, options, settings)
 
 
 generate.__dict__["__signature__"] = signature_with_keywords(inspect.signature(generate))
 
 
 def generate_rows(
-    target: Model, draft: Model | None, inputs: Prompts, options: Options, params: SamplingParams
+    target: Reader, draft: Reader | None, inputs: Prompts, options: Options, params: SamplingParams
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(params.num_return_sequences or 1)]
     new_tokens = [params.new_tokens(len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, new_tokens, options, params)
-    stop = Stop(frozenset(params.end_tokens), options.stopping_criteria or (), compat.home(target))
+    stop = Stop(frozenset(params.end_tokens), options.stopping_criteria or (), target.device)
     deadline = math.inf if params.max_time is None else after(params.max_time)
     ends = Ends(budgets, stops_by_row(stop, params, options.stop_tokenizer, prompts), prompts, deadline)
-    samplings = row_samplings(params, ends, vocabulary_of(target), options.logits_processor or ())
+    samplings = row_samplings(params, ends, target.vocabulary, options.logits_processor or ())
     return run(target, draft, prompts, samplings, ends, options)
 
 
 def budgets_of(
-    target: Model,
-    draft: Model | None,
+    target: Reader,
+    draft: Reader | None,
     prompts: list[list[int]],
     new_tokens: list[int],
     options: Options,
@@ -159,7 +163,7 @@ def budgets_of(
 ) -> list[int]:
     """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
     check_generators(options.generator, len(prompts))
-    params.check(vocabulary_of(target))
+    params.check(target.vocabulary)
     limits = user_inputs.sequence_limits(prompts, target, draft, new_tokens)
     return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
 
@@ -181,8 +185,8 @@ def row_samplings(
 
 
 def run(
-    target: Model,
-    draft: Model | None,
+    target: Reader,
+    draft: Reader | None,
     prompts: list[list[int]],
     sampling: list[Sampling],
     ends: Ends,
@@ -193,11 +197,11 @@ def run(
     Processors and criteria see `ends.padded_prompts` in place of the prompts, which is the same but for padding.
     """
     first_prompt = torch.tensor(ends.padded_prompts[0], device=ends.device)
-    check_pure(options.logits_processor or (), first_prompt, vocabulary_of(target))
+    check_pure(options.logits_processor or (), first_prompt, target.vocabulary)
     config, policy = options.config, policy_for(target, draft, prompts, sampling[0], ends, options)
     requests = requests_of(prompts, sampling, ends, options)
     warm_up(config, policy.limits, ends.device)
-    if config.compile:
+    if options.compile:
         compile_steps(policy.limits, [target, draft], prompts, ends.budgets, options.rows_at_a_time(len(prompts)))
     batch = Batch(target, draft, config, policy, options.rows_at_a_time(len(prompts)))
     info = decode(batch, requests, ends, options)
@@ -210,7 +214,7 @@ def run(
 
 
 def policy_for(
-    target: Model, draft: Model | None, prompts: list[list[int]], sampling: Sampling, ends: Ends, options: Options
+    target: Reader, draft: Reader | None, prompts: list[list[int]], sampling: Sampling, ends: Ends, options: Options
 ) -> TreePolicy:
     """The policy of the tree that is given, or of `tree="auto"`."""
     if draft is None or options.limits is None:
@@ -283,7 +287,7 @@ class MultiDraftOutput(GenerateDecoderOnlyOutput):
     logprobs: list[list[Logprob]] | None = None
 
 
-def check_custom(draft: Model | None, input_ids: Any, config: GenerationConfig | None, params: Any) -> None:
+def check_custom(draft: Reader | None, input_ids: Any, config: GenerationConfig | None, params: Any) -> None:
     """Raise AdviceError unless these are the arguments that `model.generate` passes to a custom function."""
     if config is None or not isinstance(input_ids, Tensor):
         raise AdviceError("call generate(target, draft, inputs), or pass it to model.generate as custom_generate")
@@ -297,8 +301,8 @@ def check_custom(draft: Model | None, input_ids: Any, config: GenerationConfig |
 
 
 def generate_sequences(
-    model: Model,
-    draft: Model | None,
+    model: Reader,
+    draft: Reader | None,
     input_ids: Int[Tensor, "batch length"],
     options: Options,
     config: Any,
@@ -317,7 +321,7 @@ def generate_sequences(
     ends = ends_from_criteria(options.stopping_criteria or (), input_ids.tolist(), budgets, input_ids.device)
     ends = ends._replace(stops=stops_by_row(ends.stops[0], params, options.stop_tokenizer, prompts))
     pad = pad_token(config, ends)
-    samplings = prepared_samplings(params, ends, vocabulary_of(model), options.logits_processor or ())
+    samplings = prepared_samplings(params, ends, model.vocabulary, options.logits_processor or ())
     measure = options.measure if config.return_dict_in_generate else False
     new_tokens, info = run(model, draft, prompts, samplings, ends, replace(options, measure=measure))
     sequences: Any = torch.cat(

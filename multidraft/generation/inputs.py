@@ -19,19 +19,18 @@ from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED_TREE
-from multidraft.models import compat
 from multidraft.models.base import (
     check_ids,
     check_method_names,
     check_sizes,
-    hidden_layers_of,
     other_tokens,
     undrafted_note,
 )
+from multidraft.models.door import Model
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import HEAD_NAME, head
-from multidraft.models.huggingface import Model
+from multidraft.models.huggingface import compat
 from multidraft.models.reader import Reader
 from multidraft.sampling.checks import check_all
 from multidraft.verification.registry import scheme as scheme_named
@@ -131,7 +130,8 @@ def check_model(model: Any, name: str) -> None:
             f"the {name} model, or a part of it, is in training mode, which may drop values at random; call "
             "model.eval()"
         )
-    if (kind := compat.home(model).type) == "mps":
+    device = model.device if isinstance(model, Reader) else compat.home(model)
+    if (kind := device.type) == "mps":
         raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
     if kind == "meta":
         raise AdviceError(f"the {name} model has no weights (device meta); load them with from_pretrained")
@@ -149,12 +149,12 @@ def as_drafter(draft: Any, target: Model) -> Model | None:
     return SideBySide(drafters) if isinstance(draft, list | tuple) else drafters[0]
 
 
-def check_pieces(target: Model, draft: Model | None) -> None:
+def check_pieces(target: Reader, draft: Reader | None) -> None:
     """Raise where two GGUF models name many tokens differently: that their sizes are equal proves nothing.
 
     A few that differ are never drafted.
     """
-    for drafter in draft.drafters if isinstance(draft, Reader) else ():
+    for drafter in draft.drafters if draft is not None else ():
         check_pieces(target, drafter)
     if not isinstance(target, GGUF) or not isinstance(draft, GGUF) or not draft.weights.pieces:
         return
@@ -170,9 +170,9 @@ def check_pieces(target: Model, draft: Model | None) -> None:
 
 def check_compiles(*models: Model | None) -> None:
     """Raise unless there is something to compile, and no draft head reads hidden states of compiled steps."""
-    if any(map(hidden_layers_of, models)):
+    if any(isinstance(model, Reader) and model.hidden_layers for model in models):
         raise AdviceError("compile=True does not go with a draft head yet, whose target's steps tell hidden states")
-    if not any(isinstance(model, PreTrainedModel) for model in models):
+    if all(model is None or isinstance(model, Reader) for model in models):
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
 
 
@@ -218,21 +218,17 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
 
 def context_of(model: Model) -> int | None:
     """The largest number of tokens in a sequence that a model can read; None for no limit."""
-    model = compat.source_of(model)
-    return compat.context(model.config) if isinstance(model, PreTrainedModel) else model.context
+    return model.context if isinstance(model, Reader) else compat.context(model.config)
 
 
 def vocabulary_of(model: Model) -> int:
     """How far the tokens go that the model knows."""
-    model = compat.source_of(model)
-    return compat.vocabulary_of(model).size if isinstance(model, PreTrainedModel) else model.vocabulary
+    return model.vocabulary if isinstance(model, Reader) else compat.vocabulary_of(model).size
 
 
 def is_reduced(model: Model) -> bool:
     """Whether a draft model knows a part of the target's tokens only."""
-    model = compat.source_of(model)
-    known = compat.vocabulary_of(model) if isinstance(model, PreTrainedModel) else model
-    return getattr(known, "ids", None) is not None
+    return (model if isinstance(model, Reader) else compat.vocabulary_of(model)).ids is not None
 
 
 def as_lists(inputs: Any) -> list[list[int]]:

@@ -58,6 +58,7 @@ class Options:
         _ = self.resolved  # raises AdviceError on a scheme, tree, walk or plan that cannot be used
         _ = self.num_logprobs
         check("tune_budget", self.tune_budget)
+        check("compile", self.compile)
         if self.max_num_seqs is not None:
             check("max_num_seqs", self.max_num_seqs)
         if self.stop_tokenizer is not None and not isinstance(self.stop_tokenizer, PreTrainedTokenizerBase):
@@ -80,7 +81,7 @@ class Options:
     @cached_property
     def resolved(self) -> tuple[DecodeConfig, TreePolicy, Limits | None, Path | None]:
         """Configuration and policy; where trees are chosen while decoding, also their limits and the plan's file."""
-        flags = dict(compile=self.compile, synchronise=self.synchronise)
+        flags = dict(synchronise=self.synchronise)
         return resolve_config(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
 
     @property

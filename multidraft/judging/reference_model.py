@@ -13,7 +13,7 @@ from multidraft.judging.reference import OTHER_TOKENS, Reference, Scores
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft.models.huggingface import Model
+    from multidraft.models.door import Model
     from multidraft.sampling.settings import Sampling
 
 
@@ -26,7 +26,9 @@ class ModelReference(Reference):
     def __init__(
         self, model: "Model", tokenizer: "PreTrainedTokenizerBase", reported: Reported = "sampled", top: int = 10
     ):
-        self.model, self.tokenizer, self.reported, self.top = model, tokenizer, reported, top
+        from multidraft.models.door import as_reader
+
+        self.model, self.tokenizer, self.reported, self.top = as_reader(model), tokenizer, reported, top
 
     @cached_property
     def ids_by_text(self) -> dict[str, int | None]:
@@ -74,17 +76,15 @@ class ModelReference(Reference):
         """The logits at every token of each text."""
         import torch
 
-        from multidraft.models.huggingface import reader
-
         inputs = [prompt + text[:-1] for prompt, text in zip(prompts, texts, strict=True)]
-        read, parts = reader(self.model, max(map(len, inputs))), list[list[Any]]([] for _ in inputs)
+        read, parts = self.model.new(max(map(len, inputs))), list[list[Any]]([] for _ in inputs)
         shortest, longest = min(map(len, prompts)), max(map(len, inputs))
         bounds = [0, *range(shortest, longest, piece or longest), longest]
         with torch.inference_mode():
             for start, end in pairwise(bounds):
                 tokens = [row[start:end] for row in inputs]
                 chains = [list(range(-1, len(row) - 1)) for row in tokens]
-                logits = read.forward(tokens, chains)
+                logits = read.forward(tokens, chains).logits
                 read.commit([list(range(len(row))) for row in tokens])
                 for row, new, lines in zip(parts, tokens, logits, strict=True):
                     row.append(lines[: len(new)].float())

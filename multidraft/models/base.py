@@ -1,17 +1,17 @@
-"""Answers of models and their checks, and how the tokens of a draft model stand for the target's."""
+"""How the tokens of a draft model stand for the target's."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer
 from multidraft.models.reader import Reader
-from multidraft.transfer import upload
-from multidraft.verification.distributions import described, has_values
+from multidraft.models.scores import described_model
+from multidraft.verification.distributions import described
 
 # Two vocabularies of one tokenizer may differ by so many tokens, or by this share: families pad to multiples of 64 to
 # 512, and the vocabularies of two tokenizers differ by far more.
@@ -19,20 +19,6 @@ MAX_PADDING, MAX_PADDING_SHARE = 1024, 0.02
 MAX_OTHER_TOKENS_SHARE = 0.02  # of two tokenizers' tokens, that may have another name in each
 USE_SAME_TOKENIZER = "choose a draft model that has the target's tokenizer"
 MAX_CHUNK_TOKENS = 512  # of a text in one forward pass: bounds the memory of the attention mask
-
-
-class Scores(NamedTuple):
-    """Logits of few tokens: the law is the softmax over the columns.
-
-    In a row and node the tokens above -inf are distinct. A drafter that knows only part of a law may return logarithms
-    of probabilities that sum to less than one; what it draws from is their normalised law all the same.
-    """
-
-    logits: Float[Tensor, "rows new columns"]  # -inf where a node has fewer columns than others
-    ids: Int[Tensor, "rows new columns"]  # the token of each column
-
-
-Answer = Tensor | Scores | tuple[Tensor | Scores, ...]
 
 
 LanguageModel = Reader  # its name in version 0.2
@@ -53,65 +39,7 @@ def check_method_names(model: Any, name: str) -> None:
         raise AdviceError(f"the {name} model has methods by their names of 0.2; rename {', '.join(renamed)}")
 
 
-def hidden_layers_of(draft: object) -> tuple[int, ...]:
-    """Indices into the target's `hidden_states` (0 = embeddings) that a drafter needs; usually empty.
-
-    The last state comes after the last norm, as in Hugging Face's `hidden_states`.
-    """
-    return draft.hidden_layers if isinstance(draft, Reader) else ()
-
-
-def pass_hidden_states(target: Reader, draft: Reader | None) -> None:
-    """Hand the hidden states of the tokens that the target has just committed to the draft model, if it needs any."""
-    if draft is not None and draft.hidden_layers:
-        draft.observe([*target.hidden_states])
-
-
-def answers(model: Any, answer: Any, shape: tuple[int, int] | None = None) -> list[tuple[Tensor, Tensor | None]]:
-    """The logits of each drafter with the tokens of its columns, None where column c is token c.
-
-    Raises AdviceError on what is no answer, or none for a `shape` of so many rows and new tokens.
-    """
-    if isinstance(answer, tuple) and not isinstance(answer, Scores):
-        drafters = model.drafters
-        if len(answer) != len(drafters):
-            raise AdviceError(f"{described_model(model)} returns {len(answer)} answers of {len(drafters)} drafters")
-        return [part for pair in zip(drafters, answer, strict=True) for part in answers(*pair, shape)]
-    logits, ids = answer if isinstance(answer, Scores) else (answer, model.ids)
-    check_logits(model, logits, shape or (None, None))
-    if model.undrafted is not None and not isinstance(answer, Scores):
-        columns = upload(model.undrafted, logits.device)
-        logits = logits.index_fill(-1, columns[columns < logits.shape[-1]], -torch.inf)
-    if ids is not None and not (isinstance(ids, Tensor) and has_values(ids) and ids.dtype == torch.int64):
-        raise AdviceError(f"{described_model(model)} has ids that are {described(ids)}; make them an int64 tensor")
-    if ids is not None and ids.shape not in (logits.shape, logits.shape[-1:]):
-        sizes = f"{tuple(ids.shape)} for logits of shape {tuple(logits.shape)}"
-        raise AdviceError(f"{described_model(model)} has ids of shape {sizes}; give a token for every column")
-    return [(logits, ids)]
-
-
-def check_logits(model: Any, logits: Any, shape: tuple[int | None, int | None], columns: int | None = None) -> None:
-    """Raise unless a model has returned logits of this shape; None stands for any size."""
-    if isinstance(logits, tuple):
-        raise AdviceError(f"{described_model(model)} can only draft: it knows a part of a law; pass a whole model")
-    expected = (*shape, columns)
-    if isinstance(logits, Tensor) and logits.is_floating_point() and has_values(logits) and logits.ndim == 3:
-        sizes = zip(expected, logits.shape, strict=True)
-        if logits.shape[-1] and all(size in (None, actual) for size, actual in sizes):
-            return
-    names = zip(("rows", "new", "columns"), expected, strict=True)
-    form = ", ".join(name if size is None else str(size) for name, size in names)
-    raise AdviceError(
-        f"{described_model(model)} returns {described(logits)}; its forward must return logits ({form}), a float tensor"
-    )
-
-
-def described_model(model: Any) -> str:
-    """A model in an error message."""
-    return f"the model {type(model).__name__}"
-
-
-def check_ids(model: Any, vocabulary: int) -> None:
+def check_ids(model: object, vocabulary: int) -> None:
     """Raise unless the columns of a draft model, and of its drafters, are distinct tokens of the target's."""
     if not isinstance(model, Reader):
         return
@@ -122,21 +50,11 @@ def check_ids(model: Any, vocabulary: int) -> None:
         raise AdviceError(f"the ids of {described_model(model)} are {described(ids)}; give {use}")
 
 
-def are_tokens(ids: Any, vocabulary: int) -> bool:
+def are_tokens(ids: object, vocabulary: int) -> bool:
     """Whether they are some distinct tokens of a vocabulary."""
     if not (isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype == torch.int64 and len(ids)):
         return False
     return 0 <= int(ids.min()) <= int(ids.max()) < vocabulary and len(ids.unique()) == len(ids)
-
-
-def by_drafter(model: Any, answer: Answer) -> list[Scores]:
-    """The same, with the token of every column."""
-    return [Scores(logits, column_ids(logits, ids).expand_as(logits)) for logits, ids in answers(model, answer)]
-
-
-def column_ids(logits: Tensor, ids: Tensor | None) -> Tensor:
-    """The token of every column, where the logits are."""
-    return torch.arange(logits.shape[-1], device=logits.device) if ids is None else upload(ids, logits.device)
 
 
 class Vocabulary:

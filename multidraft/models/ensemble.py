@@ -2,21 +2,19 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError, is_number, shown
-from multidraft.models import compat
-from multidraft.models.base import MAX_CHUNK_TOKENS, Scores, are_close, by_drafter
-from multidraft.models.huggingface import reader
+from multidraft.models.base import MAX_CHUNK_TOKENS, are_close
+from multidraft.models.door import Model, as_reader
 from multidraft.models.ngram import Lookup
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored
+from multidraft.models.scores import Scores, TokenScores
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import described
 
@@ -37,8 +35,8 @@ def __getattr__(name: str) -> Any:
 class DrafterGroup(Reader):
     """Drafters that read the same tree. Raises AdviceError where there are none, or they differ in vocabulary."""
 
-    def __init__(self, drafters: Sequence[PreTrainedModel | Reader]):
-        self.drafters = [reader(model, 256) if isinstance(model, PreTrainedModel) else model for model in drafters]
+    def __init__(self, drafters: Sequence[Model]):
+        self.drafters = [as_reader(model) for model in drafters]
         sizes = [drafter.vocabulary for drafter in self.drafters if drafter.ids is None]
         if not self.drafters or (sizes and not are_close(min(sizes), max(sizes))):
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
@@ -48,8 +46,7 @@ class DrafterGroup(Reader):
     @property
     def vocabulary(self) -> int:  # type: ignore[override]  # a member's model may have been resized since
         """The largest of the members' vocabularies."""
-        sources = map(compat.source_of, self.drafters)
-        return max(compat.vocabulary_of(m).size if isinstance(m, PreTrainedModel) else m.vocabulary for m in sources)
+        return max(drafter.vocabulary for drafter in self.drafters)
 
     @property
     def context(self) -> int | None:  # type: ignore[override]
@@ -67,6 +64,11 @@ class DrafterGroup(Reader):
 
     def new(self, capacity: int) -> "DrafterGroup":
         return self._of([drafter.new(capacity) for drafter in self.drafters])
+
+    def _begin(self, rows: int) -> list[None]:
+        for drafter in self.drafters:
+            drafter.begin(rows)
+        return [None] * rows
 
     def observe(self, states: HiddenStates) -> None:
         for drafter in self.drafters:
@@ -90,23 +92,20 @@ class DrafterGroup(Reader):
         for drafter, new in zip(self.drafters, fork.drafters, strict=True):
             drafter.copy_to(new, row, length)
 
-    def member_scores(self, tokens: Lists, parents: Lists, scored: Scored) -> list[Scores]:
-        """The scores of all, on one device in one type."""
-        answers = [drafter.forward(tokens, parents, scored) for drafter in self.drafters]
-        scores = [member for pair in zip(self.drafters, answers, strict=True) for member in by_drafter(*pair)]
-        dtype = reduce(torch.promote_types, [logits.dtype for logits, _ in scores], torch.float32)
-        return [Scores(logits.to(self.device, dtype), ids.to(self.device)) for logits, ids in scores]
+    def scores_of_members(self, tokens: Lists, parents: Lists, scored: Scored) -> list[Scores]:
+        """The scores of all, and of all that these are made of."""
+        return [scores for drafter in self.drafters for scores in drafter.forward_each(tokens, parents, scored)]
 
 
 class SideBySide(DrafterGroup):
-    """Drafters side by side: an answer of each, and the drafting law `distinct` draws by turns."""
+    """Drafters side by side: scores of each, and the drafting law `distinct` draws by turns."""
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         return super().fingerprint | {"kind": "Several"}  # its name when the first plans were written
 
-    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> tuple[Tensor | Scores, ...]:
-        return tuple(drafter.forward(tokens, parents, scored) for drafter in self.drafters)
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> list[Scores]:
+        return self.scores_of_members(tokens, parents, scored)
 
 
 class Mixture(DrafterGroup):
@@ -121,7 +120,7 @@ class Mixture(DrafterGroup):
 
     def __init__(
         self,
-        drafters: Sequence[PreTrainedModel | Reader],
+        drafters: Sequence[Model],
         weights: Sequence[float] | Weigh | None = None,
     ):
         super().__init__(drafters)
@@ -133,38 +132,15 @@ class Mixture(DrafterGroup):
         return type(self)(drafters, self.weights)
 
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
-        members = self.member_scores(tokens, parents, scored)
+        scores = [part.by_token() for part in self.scores_of_members(tokens, parents, scored)]
+        dtype = reduce(torch.promote_types, [logits.dtype for logits, _ in scores], torch.float32)
+        members = [TokenScores(logits.to(self.device, dtype), ids.to(self.device)) for logits, ids in scores]
         if callable(self.weights):
             laws = torch.stack([spread(member, self.vocabulary) for member in members], 2)
             weights = checked(self.weights(laws), laws).unbind(-1)
         else:
             weights = upload(self.weights, members[0].logits.device, members[0].logits.dtype).unbind()
-        return merged([scaled(*pair) for pair in zip(members, weights, strict=True)])
-
-
-@dataclass
-class Backlog:
-    """The tokens of one row that the model of a `LookupThenModel` has not read, because its scores were not needed."""
-
-    unread: int = 0  # kept tokens, the last ones, that the model has not committed; the pending ones follow them
-    read: int = 0  # of all these, the first ones that the model has read, which are pending there
-
-    def take(self, row: Row, end: int) -> tuple[list[int], list[int]]:
-        """The tokens up to this one that the model has not read, with those that they follow."""
-        new, self.read = slice(self.read, end), max(self.read, end)
-        tokens = [*row.kept[len(row.kept) - self.unread :], *row.tokens]
-        parents = [*range(-1, self.unread - 1), *(self.unread + parent for parent in row.parents)]
-        return tokens[new], parents[new]
-
-    def commit(self, path: list[int]) -> list[int]:
-        """Go on behind a path of pending tokens; what the model commits of it and of the unread ones before."""
-        if not path:
-            self.read = 0
-            return []
-        behind = [self.unread + node for node in path]
-        committed = [*range(min(self.read, self.unread)), *(place for place in behind if place < self.read)]
-        self.unread, self.read = self.unread + len(path) - len(committed), 0
-        return committed
+        return Scores(*merged([scaled(*pair) for pair in zip(members, weights, strict=True)]))
 
 
 class LookupThenModel(DrafterGroup):
@@ -174,14 +150,18 @@ class LookupThenModel(DrafterGroup):
 
     The certainty is estimated from how often matches of the same length were right in the row's text so far, apart for
     texts whose latest token was guessed right: known before anything is drawn. Where it is a half at least, q = d: the
-    other is not asked; nor is it anywhere while `lookup_only`, which a policy sets that expects too little of it. It
-    reads what it has missed when it is asked again.
+    other is not asked; nor is it anywhere in a pass that is `lookup_only`. When it is asked again it reads what it has
+    missed. For each row that is a queue, which both readers' rows tell:
+
+        this row        kept: 5 3 8 2     pending: 7 1 4
+        the other's     kept: 5 3         pending: 8 2 7      it was asked for 7
+        the queue       8 2 7 1 4: the unread kept tokens and the pending ones, of which the other has read three
     """
 
     cost = "mixed"
     context = None  # beyond the other's it goes on by look-up
 
-    def __init__(self, drafters: Sequence[PreTrainedModel | Reader]):
+    def __init__(self, drafters: Sequence[Model]):
         super().__init__(drafters)
         if len(self.drafters) != 2 or not isinstance(self.drafters[0], Lookup):
             raise AdviceError("LookupThenModel mixes two drafters; pass [Lookup(vocabulary), draft]")
@@ -192,15 +172,11 @@ class LookupThenModel(DrafterGroup):
     def fingerprint(self) -> dict[str, Any]:
         return super().fingerprint | {"kind": "Copying"}  # its name when the first plans were written
 
-    def _begin(self, rows: int) -> list[Backlog]:
-        self.other.begin(rows)
-        return [Backlog() for _ in range(rows)]
-
     def certainty(self, row: int, unread: list[int]) -> float | None:
         return self.copied.certainty(row, unread)
 
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
-        copied: Scores = self.copied.forward(tokens, parents, scored)
+        copied = self._look_up(tokens, parents, scored)
         asked = list[tuple[int, int, int]]()  # scored tokens that are not sure: row, place, and which pending one
         certainties = copied.logits.exp().sum(-1)
         for index, (row, new, sure) in enumerate(zip(self.rows, tokens, certainties, strict=True)):
@@ -208,75 +184,91 @@ class LookupThenModel(DrafterGroup):
             nodes = range(pending - min(len(new), len(sure)), pending)
             readable = [self.is_readable(row, node) for node in nodes]
             asked += [(index, i, nodes[i]) for i, yes in enumerate(readable) if yes and sure[i] < MIN_CERTAINTY]
-        return self.mixed(copied, asked) if asked and not self.lookup_only else copied
+        return Scores(*self.mixed(copied.by_token(), asked)) if asked else copied
+
+    def _look_up(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
+        return self.copied.forward(tokens, parents, scored)
 
     def is_readable(self, row: Row, node: int) -> bool:
         """Whether the other's context has room for a pending token."""
         return self.other.context is None or len(row.kept) + row.depths[node] <= self.other.context
 
-    def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
+    def unread(self, row: int) -> int:
+        """How many kept tokens, the last ones, the other has not kept."""
+        return len(self.rows[row].kept) - len(self.other.rows[row].kept)
+
+    def queue(self, row: int, end: int) -> tuple[list[int], list[int]]:
+        """What the other has not read of a row's queue up to a place, with the places that these tokens follow."""
+        kept, pending, unread = self.rows[row].kept, self.rows[row], self.unread(row)
+        tokens = [*kept[len(kept) - unread :], *pending.tokens]
+        parents = [*range(-1, unread - 1), *(unread + parent for parent in pending.parents)]
+        new = slice(len(self.other.rows[row].tokens), end)
+        return tokens[new], parents[new]
+
+    def mixed(self, copied: TokenScores, asked: list[tuple[int, int, int]]) -> TokenScores:
         """The laws at scored tokens, of which some are asked of the other drafter; on its device."""
         rows, places, _ = zip(*asked, strict=True)
-        self.catch_up({row: self.rows[row].memory.unread - MAX_CHUNK_TOKENS for row in rows})
-        ends = [self.rows[row].memory.unread + node + 1 for row, _, node in asked]
-        last = dict(zip(rows, ends, strict=True))
-        new = [row.memory.take(row, last.get(index, 0)) for index, row in enumerate(self.rows)]
-        at_end = len(last) == len(asked)
-        answer = self.other.forward([row[0] for row in new], [row[1] for row in new], "last" if at_end else "all")
-        [(logits, ids)] = by_drafter(self.other, answer)
-        lines = [-1 if at_end else len(new[row][0]) - 1 - last[row] + end for row, end in zip(rows, ends, strict=True)]
+        self.catch_up({row: self.unread(row) - MAX_CHUNK_TOKENS for row in rows})
+        read = [len(row.tokens) for row in self.other.rows]
+        ends = [self.unread(row) + node + 1 for row, _, node in asked]
+        last_ends = dict(zip(rows, ends, strict=True))
+        new = [self.queue(row, last_ends.get(row, 0)) for row in range(len(self.rows))]
+        scored: Scored = "last" if len(last_ends) == len(asked) else "all"
+        logits, ids = self.other.forward([row[0] for row in new], [row[1] for row in new], scored).by_token()
+        lines = [-1 if scored == "last" else end - 1 - read[row] for row, end in zip(rows, ends, strict=True)]
         dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
-        copied = Scores(*(upload(part, self.device) for part in copied))
-        scores = Scores(take(logits, rows, lines).to(self.device, dtype), take(ids, rows, lines).to(self.device))
+        copied = TokenScores(*(upload(part, self.device) for part in copied))
+        scores = TokenScores(take(logits, rows, lines).to(self.device, dtype), take(ids, rows, lines).to(self.device))
         weighted = scaled(scores, 1 - take(copied.logits, rows, places).exp().sum(-1))
         shape = (*copied.ids.shape[:2], weighted.ids.shape[-1])
-        law = Scores(weighted.logits.new_full(shape, -torch.inf), weighted.ids.new_zeros(shape))
+        law = TokenScores(weighted.logits.new_full(shape, -torch.inf), weighted.ids.new_zeros(shape))
         places_of_law = upload([rows, places], self.device).unbind()
         law.logits[places_of_law], law.ids[places_of_law] = weighted
         return merged([copied, law])
 
     def catch_up(self, missing: dict[int, int]) -> None:
         """Let the other keep so many of the tokens that it has not read, piece by piece, unless some are pending."""
-        while any(count > 0 for count in missing.values()) and not any(row.memory.read for row in self.rows):
+        while any(count > 0 for count in missing.values()) and not any(row.tokens for row in self.other.rows):
             counts = [max(min(missing.get(row, 0), MAX_CHUNK_TOKENS), 0) for row in range(len(self.rows))]
-            new = [row.memory.take(row, count) for row, count in zip(self.rows, counts, strict=True)]
+            new = [self.queue(row, count) for row, count in enumerate(counts)]
             self.other.forward([tokens for tokens, _ in new], [parents for _, parents in new], "none")
             self.other.commit([[*range(count)] for count in counts])
-            for row, count in zip(self.rows, counts, strict=True):
-                row.memory.unread, row.memory.read = row.memory.unread - count, 0
             missing = {row: count - MAX_CHUNK_TOKENS for row, count in missing.items()}
 
     def _commit(self, paths: Lists) -> None:
         self.copied.commit(paths)
-        was_asked = any(row.memory.read for row in self.rows)
-        committed = [row.memory.commit(path) for row, path in zip(self.rows, paths, strict=True)]
-        if was_asked:
-            self.other.commit(committed)
+        if any(row.tokens for row in self.other.rows):
+            self.other.commit([self.path_of_other(row, path) for row, path in enumerate(paths)])
+
+    def path_of_other(self, row: int, path: list[int]) -> list[int]:
+        """What the other keeps of its pending tokens: the unread ones before a path and those of the path."""
+        unread, read = self.unread(row), len(self.other.rows[row].tokens)
+        places = [*range(unread), *(unread + node for node in path)] if path else []
+        return [place for place in places if place < read]
 
     def _fork(self, fork: "DrafterGroup", row: int, length: int) -> None:
-        old, readable = self.rows[row], min(length, self.other.context or length)
-        self.catch_up({row: readable - len(old.kept) + old.memory.unread})
+        readable = min(length, self.other.context or length)
+        self.catch_up({row: readable - len(self.other.rows[row].kept)})
         for drafter, new, count in zip(self.drafters, fork.drafters, (length, readable), strict=True):
             drafter.copy_to(new, row, count)
-        fork.rows[0].memory = Backlog(length - readable)
 
 
-def scaled(scores: Scores, weight: Float[Tensor, "*rows"]) -> Scores:
+def scaled(scores: TokenScores, weight: Float[Tensor, "*rows"]) -> TokenScores:
     """The logarithms of a law times a weight, cut to its most likely tokens."""
     logits, columns = scores.logits.topk(min(MAX_MEMBER_TOKENS, scores.logits.shape[-1]), -1)
-    return Scores(logits.log_softmax(-1) + weight.log()[..., None], scores.ids.gather(-1, columns))
+    return TokenScores(logits.log_softmax(-1) + weight.log()[..., None], scores.ids.gather(-1, columns))
 
 
-def merged(parts: list[Scores]) -> Scores:
+def merged(parts: list[TokenScores]) -> TokenScores:
     """The sum of laws, with one column for each token."""
     ids, order = torch.cat([part.ids for part in parts], -1).sort(dim=-1, stable=True)
     probabilities = torch.cat([part.logits for part in parts], -1).exp().gather(-1, order)
     places = torch.nn.functional.pad((ids.diff(dim=-1) != 0).cumsum(-1), (1, 0))
     sums = torch.zeros_like(probabilities).scatter_add(-1, places, probabilities)
-    return Scores(sums.log(), torch.zeros_like(ids).scatter(-1, places, ids))
+    return TokenScores(sums.log(), torch.zeros_like(ids).scatter(-1, places, ids))
 
 
-def spread(scores: Scores, vocabulary: int) -> Float[Tensor, "rows new vocabulary"]:
+def spread(scores: TokenScores, vocabulary: int) -> Float[Tensor, "rows new vocabulary"]:
     """The log-probabilities of all tokens."""
     law = scores.logits.softmax(-1)
     return law.new_zeros(*law.shape[:2], vocabulary).scatter_add(-1, scores.ids, law).log()
@@ -299,7 +291,7 @@ def checked(weights: Any, laws: Float[Tensor, "rows new drafters _"]) -> Float[T
     return weights
 
 
-def check_weights(weights: Any, drafters: int) -> None:
+def check_weights(weights: object, drafters: int) -> None:
     """Raise unless there is a weight for each drafter, none below zero, and they sum to one."""
     listed = weights if isinstance(weights, list | tuple) and all(map(is_number, weights)) else []
     if len(listed) != drafters or not min(listed) >= 0 or not abs(sum(listed) - 1) < 1e-6:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, shown
-from multidraft.models.base import Scores
 from multidraft.models.reader import Lists, digest
+from multidraft.models.scores import Scores
 from multidraft.models.table import Prefix, PrefixModel
 from multidraft.verification.distributions import described
 

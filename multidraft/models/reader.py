@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError
+from multidraft.models.scores import Scores, check_scores, part_of_law
 
 Lists = list[list[int]]  # tokens, or places of tokens, row by row
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 Cost = Literal["pass", "lookup", "mixed"]  # which scores need a pass of a model: all, none, some
 HiddenStates = list[Float[Tensor, "_ layers width"]]  # of each row's tokens
+Answer = Tensor | Scores | list[Scores]  # what a hook may return: logits, scores, or those of several drafters
 NO_HIDDEN_STATES = (
     "a draft head reads hidden states, which a target {} does not give; use a Hugging Face model with attention or "
     "gated delta nets, or a GGUF file"
@@ -82,26 +85,30 @@ class Reader(ABC):
     undrafted: Int[Tensor, " tokens"] | None = None  # columns that are never drafted: the target has other tokens there
     cost: Cost = "pass"
     drafters: "Sequence[Reader]" = ()  # that a drafter is made of
-    generation_config: Any = None  # where a text ends, and how tokens are drawn unless somebody says otherwise
+    generation_config: GenerationConfig | None = (
+        None  # where a text ends, and how tokens are drawn unless somebody says otherwise
+    )
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states a drafter needs; 0 stands for the embeddings
-    hidden_states: Sequence[Float[Tensor, "_ layers width"]] = ()  # by row, of what a target has just committed
-    lookup_only: bool = False  # set by a policy that expects too little of a drafter's model to let it read
 
     rows: list[Row] = []  # noqa: RUF012  # none before the first `forward`; replaced, never changed in place
-    source: Any = None  # what logits come from: rows of readers with one source may share a batch
+    source: object = None  # what logits come from: rows of readers with one source may share a batch
 
     @abstractmethod
     def new(self, capacity: int) -> "Reader":
         """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees."""
 
     def with_hidden_states(self, layers: Sequence[int]) -> "Reader":
-        """The same model as a target whose `hidden_states` are these after each commit; few engines can."""
+        """The same model as a target whose commits return these hidden states; few engines can."""
         raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(self).__name__}"))
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What a plan for it depends on, beside its class and device."""
         return {"digest": digest(str([self.vocabulary, None]))}
+
+    def prepare(self, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
+        """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
+        return
 
     def observe(self, states: HiddenStates) -> None:
         """Take the target's states of `hidden_layers` for each row's next kept tokens, each once and in their order.
@@ -130,36 +137,56 @@ class Reader(ABC):
         check_rows(rows, len(self.rows))
 
     @final
-    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Any:
-        """Append new tokens to each row's pending ones, and return their next-token logits.
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all", lookup_only: bool = False) -> Scores:
+        """Append new tokens to each row's pending ones, and return what may follow them.
 
         `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
         right before new token i; -1 means that it follows the kept tokens. Rows may bring different numbers of tokens;
         logits are (rows, most new tokens, columns), and those beyond a row's tokens mean nothing. With "last" they are
-        (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The first
-        call settles the number of rows, and may bring no tokens. Positions beyond the context count as the last.
+        (rows, 1, columns), with "none" (rows, 0, columns). With `lookup_only` a drafter that looks up what it can asks
+        no model for the rest. The first call settles the number of rows, and may bring no tokens. Positions beyond the
+        context count as the last. Raises AdviceError where an engine returns no scores, or those of several drafters.
         """
+        scores, *others = self.forward_each(tokens, parents, scored, lookup_only)
+        if others and scored != "none":
+            raise part_of_law(self)
+        return scores
+
+    @final
+    def forward_each(
+        self, tokens: Lists, parents: Lists, scored: Scored = "all", lookup_only: bool = False
+    ) -> list[Scores]:
+        """The same of each of several drafters that stand side by side; one of every other reader."""
         self.begin(len(tokens))
         for row, above in zip(self.rows, parents, strict=True):
             check_parents(above, len(row.parents))
-        return self._append([self.encode(new) for new in tokens], parents, scored)
+        return self._append([self.encode(new) for new in tokens], parents, scored, lookup_only)
 
     @final
-    def _append(self, tokens: Lists, parents: Lists, scored: Scored) -> Any:
+    def _append(self, tokens: Lists, parents: Lists, scored: Scored, lookup_only: bool = False) -> list[Scores]:
         for row, new, above in zip(self.rows, tokens, parents, strict=True):
             row.append(new, above)
-        return self._read(tokens, parents, scored)
+        answer = (self._look_up if lookup_only else self._read)(tokens, parents, scored)
+        if isinstance(answer, list) and answer and all(isinstance(scores, Scores) for scores in answer):
+            return answer
+        logits, ids, _ = answer if isinstance(answer, Scores) else Scores(cast(Tensor, answer))
+        scores = Scores(logits, self.ids if ids is None else ids)
+        if scored != "none":
+            check_scores(scores, (len(tokens), max(count_scored(scored, len(new)) for new in tokens)), self)
+        return [scores if scores.is_partial else scores._replace(undrafted=self.undrafted)]
 
     @final
-    def commit(self, paths: Lists) -> None:
+    def commit(self, paths: Lists) -> HiddenStates | None:
         """Append each row's pending tokens `paths[row]`, a path from its kept tokens on, and drop all others.
 
-        Paths of no tokens drop what a failed `forward` has left.
+        Paths of no tokens drop what a failed `forward` has left. Returns the hidden states of the tokens that were
+        appended, where they were asked for (`with_hidden_states`).
         """
         check_paths(paths, [row.parents for row in self.rows])
-        self._commit(paths)
+        states = self._commit(paths)
         for row, path in zip(self.rows, paths, strict=True):
             row.commit(path)
+        return states
 
     @final
     def gather(self, rows: list[int]) -> None:
@@ -214,14 +241,19 @@ class Reader(ABC):
         return [None] * rows
 
     @abstractmethod
-    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Any:
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Answer:
         """Read new tokens, which are the last pending ones of `self.rows` already; their logits as in `forward`."""
 
-    def _commit(self, paths: Lists) -> None:  # noqa: B027
+    def _look_up(self, tokens: Lists, parents: Lists, scored: Scored) -> Answer:
+        """The same without asking a model, by a drafter that looks up what it can."""
+        return self._read(tokens, parents, scored)
+
+    def _commit(self, paths: Lists) -> HiddenStates | None:
         """Append paths to what is held of the rows, and drop all else; the rows still have their pending tokens.
 
-        Paths of no tokens must work after a pass that failed at any place.
+        Paths of no tokens must work after a pass that failed at any place. Hidden states as in `commit`.
         """
+        return None
 
     def _gather(self, rows: list[int]) -> None:  # noqa: B027
         """Hold these rows only, in this order."""

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.models.base import Scores
 from multidraft.models.reader import Lists, Reader, Row, Scored, count_scored
+from multidraft.models.scores import Scores
 
 Prefix = tuple[int, ...]
 
@@ -87,3 +87,8 @@ def random_table(vocabulary: int, depth: int, seed: int, concentration: float = 
         return torch.from_numpy(generator.dirichlet(np.full(vocabulary, concentration)))
 
     return lambda prefix: row(prefix[max(len(prefix) - depth, 0) :])
+
+
+def answers_prompts(target: Reader) -> bool:
+    """Whether reading prompts to their ends saves a pass; one of a model without weights is free: trees come first."""
+    return not isinstance(target, PrefixModel)

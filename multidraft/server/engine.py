@@ -19,8 +19,7 @@ from multidraft.decoding.policy import Outlook, TreePolicy
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import MEASURED_AT_FIRST, DecodeConfig
 from multidraft.decoding.warm_up import warm_up
-from multidraft.models.compat import home
-from multidraft.models.huggingface import Model
+from multidraft.models.reader import Reader
 from multidraft.sampling.gate import RowFault
 from multidraft.server import BROKEN_ERROR, CLOSED_ERROR, FULL_ERROR, Limits, Refused
 
@@ -32,7 +31,7 @@ MAX_FAILURES = 3  # in a row, without a new token in between: then the engine en
 class Engine:
     """Decodes requests in its own thread; they may be submitted and cancelled from any thread."""
 
-    def __init__(self, target: Model, draft: Model | None, config: DecodeConfig, policy: TreePolicy, limits: Limits):
+    def __init__(self, target: Reader, draft: Reader | None, config: DecodeConfig, policy: TreePolicy, limits: Limits):
         self.target, self.draft, self.policy, self.limits = target, draft, policy, limits
         self.outlook = Outlook()  # which another thread may read
         self.config = replace(config, measure=MEASURED_EVERY, measure_first=MEASURED_AT_FIRST)
@@ -47,7 +46,7 @@ class Engine:
         self.fault: BaseException | None = None  # that the engine has died of
         self.on_death: Callable[[], object] = bool  # is called then, in the engine's thread
         self.thread = Thread(target=self.run, name="engine", daemon=True)
-        warm_up(config, policy.limits, home(target))  # compiles what is compiled
+        warm_up(config, policy.limits, target.device)  # compiles what is compiled
         self.start = self.thread.start  # from then on requests are taken
 
     @property

@@ -43,7 +43,7 @@ def load_pair(folder: Path = FOLDER) -> Pair:
 
     `folder` may be the DIR of `multidraft train --out DIR`.
     """
-    from multidraft.models.loading import load_model, load_tokenizer
+    from multidraft.models.huggingface.loading import load_model, load_tokenizer
 
     if folder == FOLDER:
         embedded("target")

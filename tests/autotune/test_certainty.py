@@ -34,11 +34,9 @@ def read(model: Reader, tokens: list[int]) -> Reader:
 def test_it_is_what_reading_would_tell(kind: str, kept: int) -> None:
     drafters = {"lookup": Lookup(SIZE), "n-grams": NGram(SIZE), "mixed": LookupThenModel([Lookup(SIZE), target()])}
     drafter = drafters[kind]
-    drafter.lookup_only = True
     certainty = read(drafter.new(64), TEXT[:kept]).certainty(0, TEXT[kept:])  # what follows the root counts already
     reading = read(drafter.new(64), TEXT[:-1])
-    reading.lookup_only = True
-    scores = reading.forward([TEXT[-1:]], [[-1]], "last")
+    scores = reading.forward([TEXT[-1:]], [[-1]], "last", lookup_only=True)
     assert certainty == pytest.approx(float(scores.logits.exp().max()), abs=0.02 if kind == "n-grams" else 0.2)
 
 

@@ -4,7 +4,7 @@ import passes as benchmark
 import pytest
 from tiny import tiny_model
 
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
 
 
 def test_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,7 +13,7 @@ def test_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def timed(reader: CausalLM, new: int) -> float:
         plainly(reader, new)
-        is_ours = reader.reading is not reader.model
+        is_ours = reader.view is not reader.model
         seen.append((is_ours, reader.cache.lengths))
         return 2.0 if is_ours else 8.0
 

@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from decoded import readers
 from heads import head_of
 from tiny import tiny_model
 from transformers import PreTrainedModel
@@ -57,7 +58,7 @@ def requests(texts: list[list[int]]) -> list[Request]:
 def decoded(models: tuple, texts: list[list[int]], max_num_seqs: float, budget: float | int = math.inf) -> list:
     """The tokens of all texts, and the number of rows of each step."""
     sizes: list[int] = []
-    batch = Batch(*models, *WAY, max_num_seqs, on_record=lambda record, rows: sizes.append(len(rows)))
+    batch = Batch(*readers(*models), *WAY, max_num_seqs, on_record=lambda record, rows: sizes.append(len(rows)))
     batch.add(rows := requests(texts))
     while batch.requests:
         batch.step(budget)
@@ -72,7 +73,7 @@ def test_tokens_are_those_of_a_prompt_alone(models, max_num_seqs, budget) -> Non
     texts = prompts()
     alone = requests(texts)
     for request in alone:
-        batch = Batch(*models(), *WAY)
+        batch = Batch(*readers(*models()), *WAY)
         batch.add([request])
         with torch.inference_mode():
             while batch.requests:
@@ -210,8 +211,8 @@ def test_prefixes_of_what_a_model_was_are_not_reused(change: Callable[[PreTraine
         return request.tokens
 
     with torch.inference_mode():
-        batch = Batch(*models, *WAY, max_tokens=200)
+        batch = Batch(*readers(*models), *WAY, max_tokens=200)
         answer(batch)
         change(models[role])
-        assert answer(batch) == answer(Batch(*models, *WAY, max_tokens=200))
+        assert answer(batch) == answer(Batch(*readers(*models), *WAY, max_tokens=200))
         assert bool(batch.reused_tokens) == (change is leave)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decoded import Way, start
+from decoded import Way, readers, start
 from memory import live_bytes
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from torch import Tensor
@@ -29,10 +29,10 @@ from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.models.huggingface import CausalLM, answers_prompts
-from multidraft.models.kv_cache import Block, BufferLayer, Storage, TreeCache
+from multidraft.models.huggingface.kv_cache import Block, BufferLayer, Storage, TreeCache
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import NGram
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.table import TableModel, answers_prompts, random_table
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import CountPenalty
@@ -73,14 +73,14 @@ def begin(
     samplings: list[Sampling] | None = None,
 ) -> State:
     random, settings = [generator(seed) for seed in seeds], samplings or [Sampling()] * len(prompts)
-    target, draft = models()
+    target, draft = readers(*models())
     return start(prompts, target, draft, way, settings, LONGEST, random, whole=answers_prompts(target))
 
 
 @torch.inference_mode()
 def serve(models: Models, way: Way, settings: list[Sampling] | None = None) -> list[list[int]]:
     """As a server would: rows join a running batch when they come, and leave it when they are done."""
-    batch = Batch(*models(), *way)
+    batch = Batch(*readers(*models()), *way)
     requests = [
         Request(prompt, LEAVES[row], settings[row] if settings else Sampling(), generator=generator(row))
         for row, prompt in enumerate(PROMPTS)

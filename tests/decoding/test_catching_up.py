@@ -16,7 +16,7 @@ from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 
@@ -53,11 +53,11 @@ def passes(monkeypatch) -> list[list[int]]:
     """The tokens of each row in all passes of all readers."""
     widths: list[list[int]] = []
 
-    def forward(reader, tokens, parents, scored="all", read=CausalLM.forward):
+    def counting(reader, tokens, parents, scored, read=CausalLM._read):
         widths.append([len(row) for row in tokens])
         return read(reader, tokens, parents, scored)
 
-    monkeypatch.setattr(CausalLM, "forward", forward)
+    monkeypatch.setattr(CausalLM, "_read", counting)
     return widths
 
 

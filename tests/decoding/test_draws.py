@@ -19,7 +19,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.engines import draws
 from multidraft.engines.batched import verify_batched
 from multidraft.engines.draws import DrawnTrees, FixedTree, draw_children
-from multidraft.models.compiled import captured
+from multidraft.models.huggingface.compiled import captured
 from multidraft.transfer import upload
 
 PROBS = torch.tensor([0.5, 0.0, 0.3, 0.2])

@@ -155,13 +155,13 @@ def test_the_first_token_comes_from_the_pass_over_the_prompt():
 
 def test_what_was_said_of_another_token_is_caught(monkeypatch):
     """The one before the prompt's last."""
-    forward = TableModel.forward
+    read = TableModel._read
 
-    def earlier(self, tokens, parents, scored="all"):
-        logits = forward(self, tokens, parents, scored if scored == "none" else "all")
+    def earlier(self, tokens, parents, scored):
+        logits = read(self, tokens, parents, scored if scored == "none" else "all")
         return logits[:, -2:-1] if scored == "last" and logits.shape[1] > 1 else logits
 
-    monkeypatch.setattr(TableModel, "forward", earlier)
+    monkeypatch.setattr(TableModel, "_read", earlier)
     assert law_after_a_whole_prompt() > BIASED
 
 

@@ -5,7 +5,7 @@ import torch
 from device_checks import FAST_SCHEMES, check_draws_and_rules
 
 import multidraft as md
-from multidraft.models.compiled import captured
+from multidraft.models.huggingface.compiled import captured
 from multidraft.zoo import load_pair
 
 pytestmark = pytest.mark.gpu

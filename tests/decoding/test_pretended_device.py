@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
+from decoded import readers
 from device_checks import FAST_SCHEMES, check_draws_and_rules
 from heads import CASES as HEADS
 from heads import module_of
@@ -24,9 +25,9 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.models import compiled
 from multidraft.models.ensemble import LookupThenModel, Mixture
 from multidraft.models.heads.drafters import drafter
+from multidraft.models.huggingface import compiled
 from multidraft.models.ngram import Lookup, NGram
 from multidraft.sampling.gate import RowFault
 from multidraft.server import Limits
@@ -222,7 +223,7 @@ WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=2), StaticTree(Tree.par
 @pytest.mark.parametrize("name", ["model", "head eagle3", "look-up, then model"])
 def test_rows_join_and_leave_and_prefixes_are_kept(name: str) -> None:
     def run(place: Place) -> tuple[Any, ...]:
-        batch = Batch(place(tiny_model("llama")), DRAFTERS[name](place), *WAY, max_num_seqs=3, max_tokens=300)
+        batch = Batch(*readers(place(tiny_model("llama")), DRAFTERS[name](place)), *WAY, max_num_seqs=3, max_tokens=300)
         requests = [request([*range(1, 5 + n)], 6 + 3 * n, n) for n in range(4)] + [request([1, 2, 3, 4, 5, 6], 4, 9)]
         with torch.inference_mode():
             for new in requests:
@@ -265,7 +266,7 @@ def test_no_compiler_knows_the_pretended_device() -> None:
 
 def test_the_engine_of_the_server() -> None:
     def run(place: Place) -> list[list[int]]:
-        engine = Engine(*pair(place), *WAY, Limits(rows=2, tokens_in_cache=200))
+        engine = Engine(*readers(*pair(place)), *WAY, Limits(rows=2, tokens_in_cache=200))
         engine.start()
         requests = [request([1 + n, 2, 3], 6, n) for n in range(4)]
         engine.submit(requests)

@@ -10,7 +10,7 @@ from pretended import Pretended, counted_waits, device, moved
 from tiny import tiny_model
 
 import multidraft as md
-from multidraft.models.kv_cache import TreeCache
+from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.sampling.gate import RowFault, softmax_loops
 
 ON_CPU = torch.tensor([1, 2, 0])

@@ -14,8 +14,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import multidraft as md
 from multidraft.generation.inputs import as_lists
-from multidraft.models import loading
 from multidraft.models.gguf.library import llama_cpp
+from multidraft.models.huggingface import compat, loading
 from multidraft.sampling.checks import CHECKS
 from multidraft.sampling.ranges import Range
 
@@ -204,7 +204,7 @@ def test_an_assistant_model_does_not_arrive_and_that_is_said():
 
 def test_a_device_without_float64_is_refused(monkeypatch):
     wrong = tiny_model("mistral")
-    monkeypatch.setattr("multidraft.models.compat.home", lambda m: torch.device("mps" if m is wrong else "cpu"))
+    monkeypatch.setattr(compat, "home", lambda model: torch.device("mps" if model is wrong else "cpu"))
     line = refused(lambda: md.generate(tiny_model("llama"), wrong, PROMPTS, max_new_tokens=2))
     assert "the draft model is on MPS" in line
     assert "model.to('cpu')" in line

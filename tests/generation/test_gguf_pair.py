@@ -83,7 +83,7 @@ def law_of_two(model: md.GGUF, prompt: list[int], temperature: float) -> tuple[t
     """What the first and the second new token are, by the model's own logits: all tokens side by side."""
     size, length = model.vocabulary, len(prompt)
     parents = [*range(-1, length - 1), *[length - 1] * size]
-    logits = model.new(1).forward([prompt + list(range(size))], [parents])[0, length - 1 :]
+    logits = model.new(1).forward([prompt + list(range(size))], [parents]).logits[0, length - 1 :]
     laws = (logits.double() / temperature).softmax(-1)
     return laws[0], laws[0] @ laws[1:]
 

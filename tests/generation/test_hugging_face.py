@@ -26,7 +26,7 @@ from transformers import (
 from transformers.generation import GenerationMixin
 
 import multidraft as md
-from multidraft.models import compat
+from multidraft.models.huggingface import compat
 from multidraft.sampling import generation_config
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoded import readers
 from ggufs import pair_files
 from heads import filled, head_of
 from serving import complete, letters, served, service
@@ -53,7 +54,9 @@ def plain(prompt: tuple[int, ...]) -> list[int]:
 
 def batch_of(draft: Any, on_record: Any = lambda record, requests: None, **limits: Any) -> Batch:
     scheme = md.scheme("distinct:recursive_rejection" if isinstance(draft, SideBySide) else "anchored:lorenz")
-    return Batch(TARGET, draft, DecodeConfig(scheme), StaticTree(Tree.parse("2x1x1")), on_record=on_record, **limits)
+    return Batch(
+        *readers(TARGET, draft), DecodeConfig(scheme), StaticTree(Tree.parse("2x1x1")), on_record=on_record, **limits
+    )
 
 
 @torch.inference_mode()

@@ -10,9 +10,9 @@ from tiny import tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.models.base import Scores
 from multidraft.models.ensemble import Mixture, SideBySide
 from multidraft.models.ngram import Lookup, NGram
+from multidraft.models.scores import Scores
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.gate import RowFault
 

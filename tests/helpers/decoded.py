@@ -11,7 +11,7 @@ from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, generators_for
 from multidraft.decoding.step import step
-from multidraft.models.huggingface import Model
+from multidraft.models.door import Model, as_reader
 from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
@@ -23,6 +23,11 @@ CERTAIN_TOKEN = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 def constant_model(distribution: Callable[[int], torch.Tensor]) -> TableModel:
     """A model of three tokens whose law depends on the number of tokens before."""
     return TableModel(lambda prefix: distribution(len(prefix)), 3)
+
+
+def readers(*models: Model | None) -> list[Reader | None]:
+    """Models as the loop takes them."""
+    return [None if model is None else as_reader(model) for model in models]
 
 
 def start(
@@ -49,7 +54,7 @@ def start(
         )
         for row, prompt in enumerate(prompts)
     ]
-    return read_whole(requests, target, draft, *way, whole)
+    return read_whole(requests, *readers(target, draft), *way, whole)
 
 
 @torch.inference_mode()

@@ -51,9 +51,9 @@ def chain(count: int) -> list[int]:
 
 def read_text(model: Reader, texts: list[list[int]], scored="none") -> Tensor:
     """Read texts and keep them."""
-    logits = model.forward(texts, [chain(len(text)) for text in texts], scored)
+    scores = model.forward(texts, [chain(len(text)) for text in texts], scored)
     model.commit([list(range(len(text))) for text in texts])
-    return logits
+    return scores.logits
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Session:
     def read(self, trees: Forest, split: int = 0) -> Tensor:
         """The logits of all nodes, row by row; the first ones are read in a pass of their own."""
         parts = [(0, split), (split, 99)] if split else [(0, 99)]
-        part_logits = [self.model.forward(*trees.part(*part)) for part in parts]
+        part_logits = [self.model.forward(*trees.part(*part)).logits for part in parts]
         shares = [[len(row[slice(*part)]) for row in trees.tokens] for part in parts]
         rows = range(len(trees.tokens))
         return torch.cat([s[row, : counts[row]] for row in rows for s, counts in zip(part_logits, shares, strict=True)])
@@ -155,7 +155,7 @@ def worst_error_of_life(begin: Callable[[tuple[int, ...]], Session]) -> float:
     rows = [4, 0, 3]
     run.gather(rows)
     trees = trees.of(rows)
-    later_logits = run.model.forward(*trees.part(2, 9))
+    later_logits = run.model.forward(*trees.part(2, 9)).logits
     expected = run.expected(trees).split([len(tokens) for tokens in trees.tokens])
     worst += [
         error(later_logits[row, : len(row_logits) - 2], row_logits[2:]) for row, row_logits in enumerate(expected)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
+from decoded import readers
 from fastapi import FastAPI
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,7 @@ import multidraft as md
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.models.huggingface import Model
+from multidraft.models.door import Model
 from multidraft.models.table import TableModel, random_table
 from multidraft.server import Limits
 from multidraft.server.app import build
@@ -50,7 +51,7 @@ def service(
 ) -> Service:
     """A service over a pair, under the name of `toy`."""
     way = DecodeConfig(md.scheme(scheme)), StaticTree(Tree.parse(tree))
-    return Service(Engine(target, draft, *way, Limits(**limits)), tokenizer, list(names), api_key)
+    return Service(Engine(*readers(target, draft), *way, Limits(**limits)), tokenizer, list(names), api_key)
 
 
 def toy(tokens: int | str = NUM_LETTERS, **settings: Any) -> Service:

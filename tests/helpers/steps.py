@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 
+from decoded import readers
 from torch import Tensor
 
 import multidraft as md
@@ -45,7 +46,8 @@ def law_error(
     count: int = 0,
 ) -> float:
     """How far the law of the first tokens of some steps is from the target's: `conditional`, by the new tokens."""
-    law, known = law_of_steps(first_state(target, draft, prompt, *way, sampling), way, steps), cache(conditional)
+    state, known = first_state(*readers(target, draft), prompt, *way, sampling), cache(conditional)
+    law = law_of_steps(state, way, steps)
     count = count or steps * (way[1].limits.shape.depth + 1)
     return largest_difference(first_tokens(law, known, count), target_law(known, count))
 

@@ -1,6 +1,7 @@
 """Our server over HTTP: innocent as it is, also by its reference; guilty with each of eight faults built in."""
 
 import pytest
+from decoded import readers
 from judge_faults import FAULTS, PENALISED
 from serving import NUM_LETTERS, letters, served
 
@@ -56,7 +57,7 @@ def test_the_embedded_pair_is_innocent_end_to_end():
     """Against itself as the reference, in this process. False alarm with odds of 1e-6 at most."""
     pair = load_pair()
     way = DecodeConfig(md.scheme("iid:lorenz", drafts=2)), StaticTree(Tree.parse("2x1"))
-    service = Service(Engine(pair.target, pair.draft, *way, Limits()), pair.tokenizer, ["toy"])
+    service = Service(Engine(*readers(pair.target, pair.draft), *way, Limits()), pair.tokenizer, ["toy"])
     with served(service) as client:
         reference = ModelReference(load_pair().target, pair.tokenizer)
         verdict = md.judge(str(client.base_url), "toy", budget_tokens=1000, max_tokens=32, reference=reference)

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from multidraft.errors import AdviceError
-from multidraft.models.compat import check_supported, context
-from multidraft.models.huggingface import CausalLM
-from multidraft.models.kv_cache import Block, TreeCache
+from multidraft.models.huggingface.compat import check_supported, context
+from multidraft.models.huggingface.kv_cache import Block, TreeCache
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.reader import check_paths
 
 ALIKE = ["llama3 rope", "yarn rope", "gemma", "olmo", "granite", "falcon many heads", "mixtral", "mistral"]

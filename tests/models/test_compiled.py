@@ -17,10 +17,11 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.models import compiled
-from multidraft.models.compiled import SPARE_SLOTS, BufferPool, CapturedStep, bucket
-from multidraft.models.huggingface import CausalLM, reader
-from multidraft.models.kv_cache import Block
+from multidraft.models.door import as_reader
+from multidraft.models.huggingface import compiled
+from multidraft.models.huggingface.compiled import SPARE_SLOTS, BufferPool, CapturedStep, bucket
+from multidraft.models.huggingface.kv_cache import Block
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.table import TableModel, random_table
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
@@ -228,8 +229,8 @@ def test_a_model_with_hooks_is_read_without_compiled_steps():
     model = deepcopy(tiny_model("llama"))
     model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output)
     with pytest.warns(UserWarning, match="without compiled steps: the model has hooks"):
-        hooked = reader(model, 64, compiled=True).forward([[3, 1, 4]], [[-1, 0, 1]])
-    assert torch.equal(hooked, reader(model, 64).forward([[3, 1, 4]], [[-1, 0, 1]]))
+        hooked = as_reader(model, compiled=True).forward([[3, 1, 4]], [[-1, 0, 1]]).logits
+    assert torch.equal(hooked, as_reader(model).forward([[3, 1, 4]], [[-1, 0, 1]]).logits)
 
 
 def test_only_models_compile():

@@ -12,11 +12,11 @@ from tiny import tiny_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import Scores, by_drafter
-from multidraft.models.ensemble import MIN_CERTAINTY, Backlog, LookupThenModel, Mixture, SideBySide, spread
-from multidraft.models.huggingface import reader
+from multidraft.models.door import as_reader
+from multidraft.models.ensemble import MIN_CERTAINTY, LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
-from multidraft.models.reader import Reader, Row
+from multidraft.models.reader import Reader
+from multidraft.models.scores import TokenScores
 from multidraft.models.table import TableModel, random_table
 
 EXACT = 1e-12
@@ -33,12 +33,12 @@ def table(vocabulary: int, seed: int) -> TableModel:
     return TableModel(random_table(vocabulary, 3, seed), vocabulary)
 
 
-def scores_of_text(model: Reader, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
+def scores_of_text(model: Reader, text: list[int], path: tuple[int, ...] = ()) -> list[TokenScores]:
     """What is said after a text of which all but the last token are kept, and after a path of pending tokens."""
     model = model.new(len(text))
     read_text(model, [text[:-1]])
-    answer = model.forward([[text[-1], *path]], [chain(1 + len(path))], "last")
-    return by_drafter(model, answer)
+    each = model.forward_each([[text[-1], *path]], [chain(1 + len(path))], "last")
+    return [scores.by_token() for scores in each]
 
 
 def law(model: Reader, text: list[int], path: tuple[int, ...] = (), vocabulary: int = 0) -> Tensor:
@@ -55,12 +55,12 @@ def test_a_node_s_prefix_is_what_was_kept_and_its_path():
         return torch.tensor([number, 1 - number, 0, 0, 0], dtype=torch.float64)
 
     model = TableModel(spelled, 5)
-    logits = model.forward([[3, 1, 2], [4]], [[-1, 0, 1], [-1]], "last")
+    logits = model.forward([[3, 1, 2], [4]], [[-1, 0, 1], [-1]], "last").logits
     assert torch.equal(logits, torch.stack([spelled((3, 1, 2)).log(), spelled((4,)).log()])[:, None])
     model.commit([[0, 1, 2], [0]])
     model.forward([[1], []], [[-1], []])
     parents = [-1, 1]  # one more node at the root, and one below it
-    logits = model.forward([[2, 3], [2, 3]], [parents, [-1, -1]])
+    logits = model.forward([[2, 3], [2, 3]], [parents, [-1, -1]]).logits
     prefixes = [[(3, 1, 2, 2), (3, 1, 2, 2, 3)], [(4, 2), (4, 3)]]
     assert torch.equal(
         logits,
@@ -211,15 +211,15 @@ def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
     model, text, was_asked = LookupThenModel([copied, other]).new(99), [0], set[bool]()
     for turn in range(24):
         new_tokens, parents = [text[-1], *(draw.randrange(4) for _ in range(3))], [-1, 0, 0, 1]
-        model.lookup_only = turn % 6 in (1, 4, 5)
+        lookup_only = turn % 6 in (1, 4, 5)
         root, others = (
-            model.forward([new_tokens[:1]], [parents[:1]], "last"),
-            model.forward([new_tokens[1:]], [parents[1:]], "all"),
+            model.forward([new_tokens[:1]], [parents[:1]], "last", lookup_only).by_token(),
+            model.forward([new_tokens[1:]], [parents[1:]], "all", lookup_only).by_token(),
         )
         lines = torch.cat([spread(scores, 4)[0].exp() for scores in (root, others)])
         for line, path in zip(lines, [(), (1,), (2,), (1, 3)], strict=True):
             tokens = tuple(new_tokens[node] for node in path)
-            expected = law(copied if model.lookup_only else LookupThenModel([copied, other]), text, tokens)
+            expected = law(copied if lookup_only else LookupThenModel([copied, other]), text, tokens)
             assert torch.allclose(line, expected, rtol=0, atol=EXACT)
             was_asked.add(int((line > 0).sum()) > 1)
         kept = [0] if turn % 2 else [0, 1, 3]
@@ -230,17 +230,19 @@ def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
 
 def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
     """Wrong: what was kept while it was not asked is forgotten."""
-    commit = Backlog.commit
-    monkeypatch.setattr(Backlog, "commit", lambda own, path: (commit(own, path), own.__init__())[0])
+    monkeypatch.setattr(LookupThenModel, "unread", lambda self, row: 0)
     with pytest.raises(AssertionError):
         test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up()
 
 
 def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
     """What it has missed was read at every level, and a head cannot read it twice."""
-    behind, row = Backlog(unread=2), Row(kept=[9, 4, 5], tokens=[6, 7], parents=[-1, 0])
-    assert behind.take(row, 0) == ([], [])
-    assert behind.take(row, 4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
+    model = LookupThenModel([Lookup(10), table(10, 2)])
+    read_text(model, [[9, 4, 5]])
+    model.catch_up({0: 1})
+    model.forward([[6, 7]], [[-1, 0]], "none")
+    assert model.queue(0, 0) == ([], [])
+    assert model.queue(0, 4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
 
 
 def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
@@ -311,7 +313,7 @@ def make_reader(kind: str, which: int = 0) -> Reader:
     """A reader of some kind, and another one."""
     if kind not in HUGGING_FACE:
         return READERS[kind](which)
-    return reader((tiny_model if kind == "model" else hybrid)(HUGGING_FACE[kind][which]), 30)
+    return as_reader((tiny_model if kind == "model" else hybrid)(HUGGING_FACE[kind][which]))
 
 
 TEXTS = [[0, 3, 1, 4, 2, 2, 0, 1, 3, 3], [3, 3, 1, 3, 3, 0, 3, 3, 1, 4, 3, 1]]
@@ -319,9 +321,9 @@ TEXTS = [[0, 3, 1, 4, 2, 2, 0, 1, 3, 3], [3, 3, 1, 3, 3, 0, 3, 3, 1, 4, 3, 1]]
 
 def heard(model: Reader, tokens: list[list[int]], row: int) -> Tensor:
     """What is said of one row behind chains of tokens, which are forgotten."""
-    answers = by_drafter(model, model.forward(tokens, [chain(len(row_tokens)) for row_tokens in tokens]))
+    each = model.forward_each(tokens, [chain(len(row_tokens)) for row_tokens in tokens])
     model.commit([[]] * len(tokens))
-    laws = [spread(scores, model.vocabulary)[row, : len(tokens[row])].double() for scores in answers]
+    laws = [spread(scores.by_token(), model.vocabulary)[row, : len(tokens[row])].double() for scores in each]
     return torch.stack(laws).exp()
 
 
@@ -355,14 +357,14 @@ def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(kind):
 def test_misuse_gets_advice(kind):
     model = make_reader(kind).new(20)
     read_text(model, TEXTS)
-    model.forward([[1, 2], [3]], [[-1, 0], [-1]])
+    model.forward_each([[1, 2], [3]], [[-1, 0], [-1]])
     for chosen, advice in (([[1], []], "no path of the tree"), ([[0]], "1 rows for a reader of 2")):
         with pytest.raises(AdviceError, match=advice):
             model.commit(chosen)
     with pytest.raises(AdviceError, match="pending token 2 has parent 2"):
-        model.forward([[1], [1]], [[2], [0]])
+        model.forward_each([[1], [1]], [[2], [0]])
     with pytest.raises(AdviceError, match="1 rows for a reader of 2"):
-        model.forward([[1]], [[-1]])
+        model.forward_each([[1]], [[-1]])
     other = model.new(20)
     read_text(other, TEXTS)
     with pytest.raises(AdviceError, match="tokens are pending"):

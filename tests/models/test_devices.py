@@ -10,7 +10,7 @@ from tiny import tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import multidraft as md
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
 
 PARTS = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -16,7 +16,7 @@ from multidraft.decoding import verify
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
-from multidraft.models.loading import first_layers
+from multidraft.models.huggingface.loading import first_layers
 from multidraft.models.ngram import CountingReader, Lookup, NGram
 from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel, random_table

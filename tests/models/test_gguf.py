@@ -43,7 +43,7 @@ def alone(run: Session, trees: Forest) -> Tensor:
     for row, tokens in enumerate(trees.tokens):
         for node in range(len(tokens)):
             text = run.sequences[row] + [tokens[place] for place in trees.path(row, node)]
-            logits.append(run.model.new(1).forward([text], [chain(len(text))], "last")[0, 0])
+            logits.append(run.model.new(1).forward([text], [chain(len(text))], "last").logits[0, 0])
     return torch.stack(logits)
 
 
@@ -131,19 +131,19 @@ def test_nodes_beyond_the_context_do_no_harm():
     assert error(got[:2], run.expected(Forest([tree.tokens[0][:2]], [chain(2)]))) < ALLOWED
     run.model.commit([[0, 1, 2, 3, 4]])
     assert run.model.rows[0].memory.length == CONTEXT
-    assert not run.model.forward([[1]], [[-1]]).any()
+    assert not run.model.forward([[1]], [[-1]]).logits.any()
 
 
 def test_rows_may_bring_nothing_and_tokens_that_only_a_larger_vocabulary_has():
     run, twin = session("llama"), session("llama")
-    assert run.model.forward([[]] * 3, [[]] * 3).shape == (3, 0, VOCABULARY)
-    got = run.model.forward([[1, 2], [], [3]], [[-1, 0], [], [-1]], "last")
+    assert run.model.forward([[]] * 3, [[]] * 3).logits.shape == (3, 0, VOCABULARY)
+    got = run.model.forward([[1, 2], [], [3]], [[-1, 0], [], [-1]], "last").logits
     assert error(got[2, 0], run.plainly([[*run.sequences[2], 3]])[0]) < ALLOWED
-    assert run.model.forward([[1], [1], [1]], [[1], [-1], [0]], "none").shape == (3, 0, VOCABULARY)
+    assert run.model.forward([[1], [1], [1]], [[1], [-1], [0]], "none").logits.shape == (3, 0, VOCABULARY)
     run.model.commit([[]] * 3)
     texts, read = ([[token, 3], [1], [token]] for token in (VOCABULARY + 2, 0))
     parents = [[-1, 0], [-1], [-1]]
-    assert error(run.model.forward(texts, parents), twin.model.forward(read, parents)) < ALLOWED
+    assert error(run.model.forward(texts, parents).logits, twin.model.forward(read, parents).logits) < ALLOWED
 
 
 def test_an_interrupted_step_is_taken_back(monkeypatch):

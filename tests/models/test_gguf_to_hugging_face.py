@@ -17,7 +17,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.gguf import IK_LLAMA_CPP, to_hugging_face
 from multidraft.models.gguf.choice import check_readable
 from multidraft.models.gguf.to_hugging_face import folder_of, read
-from multidraft.models.loading import load_model, load_tokenizer
+from multidraft.models.huggingface.loading import load_model, load_tokenizer
 from multidraft.zoo import load_pair
 
 

@@ -16,13 +16,14 @@ from transformers import AutoModelForCausalLM
 import multidraft as md
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
-from multidraft.models import compat
-from multidraft.models.gated_delta import DeltaLayer, Nets
-from multidraft.models.huggingface import CausalLM, reader
-from multidraft.models.kv_cache import TreeCache
-from multidraft.models.loading import first_layers
+from multidraft.models.door import as_reader
+from multidraft.models.huggingface import compat
+from multidraft.models.huggingface.gated_delta import DeltaLayer, Nets
+from multidraft.models.huggingface.kv_cache import TreeCache
+from multidraft.models.huggingface.loading import first_layers
+from multidraft.models.huggingface.masks import CausalLM
+from multidraft.models.huggingface.paths import Paths, Reading
 from multidraft.models.ngram import NGram
-from multidraft.models.recurrent import Paths, Reading
 from multidraft.sampling.settings import Sampling
 
 TOLD = [*ONE_PASS, *AS_PATHS]
@@ -32,13 +33,13 @@ QUICK = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for
 
 
 def session(name: str, prompts: tuple[int, ...] = PROMPTS) -> Session:
-    return begin_session(hybrid(name), reader(hybrid(name), 48), prompts)
+    return begin_session(hybrid(name), as_reader(hybrid(name)).new(48), prompts)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_family_reads_trees_as_it_reads_paths(name: str):
     """Over a batch's life: before and after keeping, in pieces, with rows of many lengths that leave and join."""
-    assert isinstance(reader(hybrid(name), 9), CausalLM if name in ONE_PASS else Paths)
+    assert isinstance(as_reader(hybrid(name)).new(9), CausalLM if name in ONE_PASS else Paths)
     assert worst_error_of_life(lambda prompts: session(name, prompts)) < TOLERANCE
 
 
@@ -65,7 +66,7 @@ def test_a_prompt_may_be_kept_in_part(name: str):
 def test_long_prompts_in_many_pieces_lose_no_digits():
     """Logarithms of decays are summed over a piece, and subtracted."""
     plain, generator = hybrid("qwen3_5", max_position_embeddings=1024), torch.Generator().manual_seed(1)
-    run = Session(plain, reader(plain, 700), [drawn(650, generator)], generator)
+    run = Session(plain, as_reader(plain).new(700), [drawn(650, generator)], generator)
     assert run.prefill(512) < TOLERANCE
     assert run.step() < TOLERANCE
 
@@ -275,12 +276,12 @@ def test_what_cannot_work_is_refused_by_name(kind: str, settings: dict, message:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(AdviceError, match=message):
-        reader(model, 9)
+        as_reader(model).new(9)
 
 
 def test_versions_in_which_states_have_other_forms_are_refused(monkeypatch):
     monkeypatch.setattr(compat, "STATES", compat.Version("99"))
     for name in ("qwen3_5", "mamba2"):
         with pytest.raises(AdviceError, match="a recurrent state, which is read from transformers 99 on; update it"):
-            reader(hybrid(name), 9)
-    reader(tiny_model("llama"), 9)
+            as_reader(hybrid(name)).new(9)
+    as_reader(tiny_model("llama")).new(9)

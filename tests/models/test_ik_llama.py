@@ -35,13 +35,13 @@ def logits_behind_a_gap() -> torch.Tensor:
     run.forward([TEXT[:3]], [chain(3)], "none")
     run.commit([[0, 1, 2]])
     other.gather([])
-    return run.forward([TEXT[3:]], [chain(5)])[0]
+    return run.forward([TEXT[3:]], [chain(5)]).logits[0]
 
 
 def logits_of_a_text_alone() -> torch.Tensor:
     text = PREFIX + TEXT
     run = md.GGUF(pair_files()[0], library=IK_LLAMA_CPP).new(128)
-    return run.forward([text], [chain(len(text))])[0, -5:]
+    return run.forward([text], [chain(len(text))]).logits[0, -5:]
 
 
 def difference() -> float:
@@ -74,10 +74,10 @@ def test_a_long_text_is_read_in_passes_that_agree_with_single_tokens():
     """To the bit: each piece of a pass, and each token alone."""
     text = [token % 4000 for token in range(7, 707, 7)]
     model = md.GGUF(pair_files("q8_0")[0], library=IK_LLAMA_CPP)
-    together = model.new(128).forward([text], [chain(len(text))])[0]
+    together = model.new(128).forward([text], [chain(len(text))]).logits[0]
     run, alone = model.new(128), []
     for token in text[:40]:
-        alone.append(run.forward([[token]], [[-1]])[0, 0])
+        alone.append(run.forward([[token]], [[-1]]).logits[0, 0])
         run.commit([[0]])
     assert torch.equal(together[:40], torch.stack(alone))
 

@@ -123,4 +123,4 @@ def test_rows_of_other_tables_are_refused():
         model.commit([[0]])
     with pytest.raises(md.AdviceError, match="two different models"):
         reader.extend(other)
-    assert error(reader.forward([[2]], [[-1]])[0], Table()(torch.tensor([[1, 2]])).logits[:, -1]) < TOLERANCE
+    assert error(reader.forward([[2]], [[-1]]).logits[0], Table()(torch.tensor([[1, 2]])).logits[:, -1]) < TOLERANCE

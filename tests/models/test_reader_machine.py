@@ -16,9 +16,9 @@ from tiny import tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from multidraft.models import kv_cache
-from multidraft.models.huggingface import reader
-from multidraft.models.kv_cache import TreeCache
+from multidraft.models.door import as_reader
+from multidraft.models.huggingface import kv_cache
+from multidraft.models.huggingface.kv_cache import TreeCache
 
 MAX_ROWS, MAX_LENGTH, STEPS_OF_LIFE = 33, 48, 50
 ENOUGH_LIVES = 200  # to meet what is broken: the first that does ends a test
@@ -45,7 +45,7 @@ class Life(RuleBasedStateMachine):
 
     def session(self, texts: list[list[int]], seed: int, capacity: int) -> Session:
         """A new reader that has read these texts."""
-        session = Session(self.model, reader(self.model, capacity), texts, torch.Generator().manual_seed(seed))
+        session = Session(self.model, as_reader(self.model).new(capacity), texts, torch.Generator().manual_seed(seed))
         session.model.forward(texts, [chain(len(text)) for text in texts], "none")
         session.model.commit([list(range(len(text))) for text in texts])
         return session

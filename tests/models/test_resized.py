@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.autotune.plans import model_identity
-from multidraft.models import base, compiled
-from multidraft.models.compat import vocabulary_of
+from multidraft.models import base
+from multidraft.models.door import as_reader
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface import compiled
+from multidraft.models.huggingface.compat import vocabulary_of
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
@@ -128,8 +130,8 @@ def test_compiled_steps_are_made_anew(target: PreTrainedModel, monkeypatch: pyte
 
 
 def test_identities_of_plans_tell_it_apart(target: PreTrainedModel) -> None:
-    before = model_identity(target)
-    assert model_identity(resized(target, LARGER)) != before
+    before = model_identity(as_reader(target))
+    assert model_identity(as_reader(resized(target, LARGER))) != before
 
 
 def test_a_vocabulary_is_that_of_now(target: PreTrainedModel) -> None:

@@ -12,8 +12,8 @@ from reading import chain
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from multidraft.models import kv_cache
-from multidraft.models.kv_cache import Block, Contents, TreeCache
+from multidraft.models.huggingface import kv_cache
+from multidraft.models.huggingface.kv_cache import Block, Contents, TreeCache
 
 Shape = tuple[int, int] | None  # the dimensions of a layer's keys and values; None if it shares another layer's
 ALIKE: list[Shape] = [(4, 4)] * 11
@@ -132,8 +132,8 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("shapes", KINDS)
 def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape]):
     fake = written(shapes)
-    pending = kv_cache.Pending([2, 3], [4, 12])  # as if the last two tokens were the tree
-    fake.cache.pending, fake.pending = [pending] * 3, [row_pending[2:] for row_pending in fake.pending]
+    fake.cache.slots = [[2, 3]] * 3  # as if the last two tokens were the tree
+    fake.pending = [row_pending[2:] for row_pending in fake.pending]
     with Operations() as operations:
         fake.commit([2] * 3)
     assert fake.holds()

@@ -15,10 +15,10 @@ import multidraft as md
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
 from multidraft.models.base import Vocabulary, check_sizes, other_tokens
-from multidraft.models.compat import vocabulary_of
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide, spread
-from multidraft.models.huggingface import CausalLM
-from multidraft.models.loading import load_model
+from multidraft.models.huggingface.compat import vocabulary_of
+from multidraft.models.huggingface.loading import load_model
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import Lookup
 from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel, random_table
@@ -124,7 +124,7 @@ def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reade
     plain = tiny_model("llama", vocab_size=len(IDS) + 1)
     expected = plain(torch.tensor([[OWN.get(token, len(IDS)) for token in text]])).logits[..., : len(IDS)]
     for scored, first in (("all", 0), ("last", len(text) - 1), ("none", len(text))):
-        got = model.new(20).forward([text], [chain(len(text))], scored)
+        got = model.new(20).forward([text], [chain(len(text))], scored).logits
         assert got.shape == (1, len(text) - first, len(IDS))
         assert scored == "none" or error(got, expected[:, first:]) < allowed
     assert model.ids.tolist() == IDS
@@ -144,11 +144,11 @@ def test_captures_have_its_numbers_in_the_columns_of_the_target():
 def test_it_goes_along_with_others(reader: tuple[Reader, float]):
     model, _ = reader
     mixed, several = LookupThenModel([Lookup(61), model]), SideBySide([model.new(9), Lookup(61)])
-    law = spread(mixed.forward([[3, 1]], [[-1, 0]]), mixed.vocabulary).exp()
+    law = spread(mixed.forward([[3, 1]], [[-1, 0]]).by_token(), mixed.vocabulary).exp()
     assert law.sum(-1)[0].tolist() == pytest.approx([1, 1], abs=1e-6)
     assert law[0, 1].nonzero().flatten().tolist() == sorted({*IDS, 1})
-    logits, looked_up = several.forward([[3]], [[-1]])
-    assert (logits.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
+    first, looked_up = several.forward_each([[3]], [[-1]])
+    assert (first.logits.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
 
 
 DRAFT_NAMES = {token: str(token) for token in range(200)}

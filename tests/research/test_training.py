@@ -31,7 +31,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from multidraft import AdviceError
 from multidraft.io.journal import Journal
-from multidraft.models.loading import load_model
+from multidraft.models.huggingface.loading import load_model
 from multidraft.zoo import Pair, load_pair
 
 BOOK = "It was the best of times, it was the worst of times;\nthe épöque 日本語 of belief.\n"

@@ -16,6 +16,7 @@ from multidraft_research.tuning.target_passes import (
 )
 
 from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.models.door import as_reader
 
 MAX_NODES = 6
 
@@ -81,7 +82,7 @@ def test_nothing_pays_where_a_token_costs_as_much_as_a_pass():
 def test_passes_are_timed_and_never_fall():
     from multidraft.zoo import load_pair
 
-    costs = time_passes(load_pair()[0], 0)
+    costs = time_passes(as_reader(load_pair()[0]), 0)
     seconds = [*costs.seconds.values()]
     assert [*costs.seconds] == [*TOKEN_COUNTS]
     assert 0 < seconds[0]

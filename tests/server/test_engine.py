@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from decoded import readers
 from heads import head_of
 from tiny import tiny_model
 from transformers import LogitsProcessor
@@ -81,7 +82,7 @@ def engine():
     engines: list[Engine] = []
 
     def make(models: Callable = tables, *rows: Heard, **limits: int) -> Engine:
-        engines.append(Engine(*models(), *config_for(), Limits(**limits)))
+        engines.append(Engine(*readers(*models()), *config_for(), Limits(**limits)))
         engines[-1].start()
         for row in rows:
             assert ask(engines[-1], row)[0].end
@@ -169,7 +170,9 @@ def test_an_exception_in_one_row_ends_it_alone(engine, worst):
 
 
 def test_rows_take_as_much_room_as_the_longest():
-    server = Engine(tiny_model("llama"), None, *config_for(), Limits(tokens_in_cache=160))  # a row needs 34 more
+    server = Engine(
+        *readers(tiny_model("llama"), None), *config_for(), Limits(tokens_in_cache=160)
+    )  # a row needs 34 more
     server.batch.add(Heard([1] * length, 5).request for length in (30, 3, 3))
     while server.batch.admit(99):
         server.batch.running += server.batch.reading.requests
@@ -199,7 +202,7 @@ def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
     """What it has not read is as good as read: with drafts that begin later, the law's own tokens come."""
     emitted_tokens = list[int]()
     heard = Heard([0, 3, 1, 4, 2], 9)
-    reading = TargetReading([heard.request], *tiny(), config_for()[0], capacity=99, scores_last=True)
+    reading = TargetReading([heard.request], *readers(*tiny()), capacity=99, scores_last=True)
     reading.advance(9)
     state = reading.state()
     is_over = DraftReading([heard.request], state, is_repeated=False).is_over(Rests(Tree.parse("2x1")))

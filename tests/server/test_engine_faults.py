@@ -12,6 +12,7 @@ from types import FrameType
 
 import pytest
 import torch
+from decoded import readers
 from serving import GOOD, check_refused, events, serving, toy, until
 from test_engine import Heard, alone, config_for, tables, tiny
 
@@ -19,7 +20,7 @@ import multidraft
 from multidraft.decoding import batch as batches
 from multidraft.decoding import state as states
 from multidraft.decoding.state import Randomness
-from multidraft.models.kv_cache import TreeCache
+from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits, Refused
 from multidraft.server.app import build
@@ -77,7 +78,7 @@ def rows() -> list[Heard]:
 
 def run(models: Callable, heard: list[Heard], injection: Injection | None = None, limit: int = ROWS) -> Engine:
     """An engine that works in this thread until all have ended."""
-    engine = Engine(*models(), *config_for("2x1"), Limits(rows=limit, prefill=8))
+    engine = Engine(*readers(*models()), *config_for("2x1"), Limits(rows=limit, prefill=8))
     engine.batch.add(row.request for row in heard)
     engine.closing = True
     try:

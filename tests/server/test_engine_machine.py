@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from decoded import readers
 from heads import head_of
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -86,7 +87,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         way = DecodeConfig(md.scheme("anchored:lorenz")), type(self).policy()
         limits = Limits(rows=MAX_ROWS, prefill=16, tokens_in_cache=6000)
-        self.engine = Engine(tiny_model("llama"), type(self).draft(), *way, limits)
+        self.engine = Engine(*readers(tiny_model("llama"), type(self).draft()), *way, limits)
         self.rows: list[Heard] = []
 
     @rule(count=st.one_of(st.integers(1, 3), st.integers(1, MAX_ROWS)), seed=SEEDS, goes_on=st.booleans())

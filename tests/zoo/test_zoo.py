@@ -85,7 +85,7 @@ def test_the_wheel_lists_what_ships_and_leaves_the_embedded_pair_out():
 def test_weights_and_tokenizer_are_what_transformers_reads(tmp_path):
     pytest.importorskip("gguf")
     from multidraft.models.gguf.to_hugging_face import folder_of
-    from multidraft.models.loading import load_model, load_tokenizer
+    from multidraft.models.huggingface.loading import load_model, load_tokenizer
 
     path = smollm2.file("target")
     folder = str(folder_of(path, tmp_path, torch.float32))

@@ -14,7 +14,7 @@ from multidraft.errors import AdviceError, check_integer, shown
 from multidraft.models.gguf.choice import library_for
 from multidraft.models.gguf.file import Weights
 from multidraft.models.gguf.memory import BYTES, Memory, Sequences, Token
-from multidraft.models.reader import Lists, Reader, Row, Scored, count_scored
+from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored
 
 
 class GGUF(Reader):
@@ -23,8 +23,7 @@ class GGUF(Reader):
     All readers that `new` makes share the weights and one memory, so that rows move between them without a copy. Keys
     and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
     llama.cpp was built for one (all, unless you say so). `library` is "ik_llama.cpp" or "llama.cpp"; without it, the
-    first that is installed and reads the file. It computes with as many threads as torch may use. After `commit`,
-    `hidden_states` holds those of `with_hidden_states`, for each row's committed tokens.
+    first that is installed and reads the file. It computes with as many threads as torch may use.
 
     Raises AdviceError where the file is none, is cut short, or needs more memory than there is, and for recurrent and
     hybrid models, whose memory cannot be rolled back.
@@ -47,7 +46,7 @@ class GGUF(Reader):
         self.context, self.sequences = self.weights.context, self.weights.library.llama_max_parallel_sequences()
 
     @property
-    def generation_config(self) -> GenerationConfig:
+    def generation_config(self) -> GenerationConfig:  # type: ignore[override]
         """Where a text ends, which is all that such a file says of generation."""
         return GenerationConfig(eos_token_id=self.weights.ends or None)
 
@@ -124,16 +123,17 @@ class GGUF(Reader):
             row.memory.states.append(states[start : start + len(new)])
             start += len(new)
 
-    def _commit(self, paths: Lists) -> None:
-        rows = list(zip(self.rows, paths, strict=True))
+    def _commit(self, paths: Lists) -> HiddenStates | None:
+        rows, states = list(zip(self.rows, paths, strict=True)), None
         if self.output_layers:
             outputs = self.memory.outputs
             assert outputs is not None
             shape = 0, len(self.output_layers), outputs.width
-            self.hidden_states = [torch.from_numpy(row.memory.states_of(path, shape)) for row, path in rows]
+            states = [torch.from_numpy(row.memory.states_of(path, shape)) for row, path in rows]
         with self.memory.lock:
             for row, path in rows:
                 row.memory.commit(path)
+        return states
 
     def _copy(self, row: Row) -> Sequences:
         if row.parents:

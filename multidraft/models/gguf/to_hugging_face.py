@@ -21,7 +21,7 @@ from multidraft.io.fields import read as read_fields
 from multidraft.models.gguf import header
 from multidraft.models.gguf.choice import BY_LLAMA_CPP, CONVERTED_FAMILIES
 from multidraft.models.gguf.keeping import kept
-from multidraft.models.loading import MAX_SIZES, check_whole, reason
+from multidraft.models.huggingface.loading import MAX_SIZES, check_whole, reason
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -27,7 +27,7 @@ from transformers import Cache, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from multidraft.models.compat import windows
+from multidraft.models.huggingface.compat import windows
 
 KINDS = EAGLE3, DFLASH, MEDUSA = "eagle3", "dflash", "medusa"
 Tokens = Int[Tensor, "rows new"]

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.errors import AdviceError, shown
-from multidraft.models.compat import context, windows
+from multidraft.models.door import Model
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import WEIGHT_FILES, load_head
 from multidraft.models.heads.target import target_of
-from multidraft.models.kv_cache import TreeCache
-from multidraft.models.loading import reason
-from multidraft.models.packing import view_of
+from multidraft.models.huggingface.compat import context, windows
+from multidraft.models.huggingface.kv_cache import TreeCache
+from multidraft.models.huggingface.loading import reason
+from multidraft.models.huggingface.view import view_of
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
 from multidraft.transfer import take, upload
 
@@ -50,19 +51,11 @@ class Observed:
         return self.count - len(self.states) - sum(map(len, self.unfused))
 
 
-def waiting(row: Row) -> list[int]:
-    """The kept tokens that are read again."""
-    return row.kept[row.memory.settled :]
-
-
-def shift(row: Row) -> int:
-    """How far behind its own place a pending token is in the cache; the text's first is read only as the root."""
-    return len(row.kept) - row.memory.settled - (not row.kept and row.memory.first > 1)
-
-
 def done(row: Row, path: list[int]) -> int:
     """The tokens of a path that were read beside the target's states, and those that had waited for it."""
-    return len(waiting(row)) + sum(node < row.memory.first for node in path) if path else 0
+    if not path:
+        return 0
+    return len(row.kept) - row.memory.settled + sum(node < row.memory.first for node in path)
 
 
 def joined(parts: list[Tensor]) -> Tensor:
@@ -209,6 +202,45 @@ class Head(Reader):
         fork.rows[0].memory = Observed(states, count=length, settled=min(length, old.settled))
 
 
+class Slots:
+    """Which slots of the cache hold what was read of a row's tree: a chain beside the target's states, then the rest.
+
+        kept        5 3 8 2     two are settled, and 8 and 2 are read again, beside the target's states
+        pending     7 1 4       the first, 7, is read beside one too, the others beside the head's own
+        read        8 2 7 1 4   of which 8, 2 and 7 are the chain
+        place       0 1 2 3 4   so a pending token's is its number and 2: `behind`
+
+    The text's first token has no state before it: it is left out of the chain, unless it is all of it.
+    """
+
+    def __init__(self, row: Row, slots: list[int]):
+        self.row, self.slots = row, slots  # those that were read so far, by place
+        self.waiting = row.kept[row.memory.settled :]
+        self.left_out = int(not row.kept and row.memory.first > 1)
+        self.behind = len(self.waiting) - self.left_out
+
+    def of(self, token: int) -> int:
+        """The slot of a pending token."""
+        return self.slots[max(token + self.behind, 0)]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of the tree was read."""
+        return not self.row.tokens or len(self.slots) == len(self.row.tokens) + self.behind
+
+    @property
+    def chain(self) -> list[int]:
+        """The tokens of the chain."""
+        return [*self.waiting, *self.row.tokens[: self.row.memory.first]][self.left_out :]
+
+    @property
+    def level(self) -> range:
+        """The pending tokens that can be read next: those whose parents were read."""
+        row, start = self.row, len(self.slots) - self.behind if self.row.tokens else 0
+        end = next((node for node in range(start, len(row.tokens)) if row.parents[node] >= start), len(row.tokens))
+        return range(start, end)
+
+
 class EagleDrafter(Head):
     """EAGLE-3: a level of the tree a pass; below the root it reads its own states, and again the target's once kept.
 
@@ -217,35 +249,32 @@ class EagleDrafter(Head):
     """
 
     def read_tree(self, are_first: list[bool], scores: bool) -> None:
-        while any(row.tokens and len(self.slots(i)) < len(row.tokens) + shift(row) for i, row in enumerate(self.rows)):
+        while not all(slots.is_read for slots in map(self.slots, range(len(self.rows)))):
             new = [self.readable(index) for index in range(len(self.rows))]
             positions = upload(self.cache.append([above for _, above, _ in new], False), self.device)
-            tokens = upload(padded([tokens for tokens, _, _ in new]), self.device)
+            tokens = upload(padded([torch.tensor(tokens, dtype=torch.int64) for tokens, _, _ in new]), self.device)
             states = padded([beside for _, _, beside in new])
             masks = self.cache.masks(self.windows, self.dtype, self.device)
             outputs = self.view(tokens, states, positions, masks, self.cache.cache)
             self.outputs = outputs if self.outputs is None else torch.cat([self.outputs, outputs], 1)
 
-    def slots(self, index: int) -> list[int]:
-        """The slots of what was read of a row's tree."""
-        return self.cache.pending[index].slots
+    def slots(self, index: int) -> Slots:
+        """The slots of a row's tree."""
+        return Slots(self.rows[index], self.cache.slots[index])
 
-    def readable(self, index: int) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
+    def readable(self, index: int) -> tuple[list[int], list[int], Float[Tensor, "new hidden"]]:
         """What a row can read next, an observed chain or a level of the tree: tokens, parents in the cache, states."""
         row, slots = self.rows[index], self.slots(index)
-        states, behind = row.memory.states, shift(row)
-        if row.memory.first and not slots:
-            skipped = len(waiting(row)) - behind
-            chain = [*waiting(row), *row.tokens[: row.memory.first]][skipped:]
-            return torch.tensor(chain), list(range(-1, len(chain) - 1)), states[skipped : skipped + len(chain)]
-        start = len(slots) - behind if row.tokens else 0
-        end = next((i for i, above in enumerate(row.parents) if i >= start and above >= start), len(row.tokens))
-        above = [parent + behind for parent in row.parents[start:end]]
-        beside = states[:0] if self.outputs is None else take(self.outputs[index], [slots[place] for place in above])
-        return torch.tensor(row.tokens[start:end], dtype=torch.int64), above, beside
+        states = row.memory.states
+        if row.memory.first and not slots.slots:
+            chain, first = slots.chain, slots.left_out
+            return chain, list(range(-1, len(chain) - 1)), states[first : first + len(chain)]
+        above = [row.parents[node] for node in slots.level]
+        beside = states[:0] if self.outputs is None else take(self.outputs[index], [slots.of(node) for node in above])
+        return [row.tokens[node] for node in slots.level], [node + slots.behind for node in above], beside
 
     def place(self, index: int, token: int) -> int:
-        return self.slots(index)[max(token + shift(self.rows[index]), 0)]
+        return self.slots(index).of(token)
 
     def logits(self, outputs: Tensor) -> Logits:
         return self.view.logits(outputs)
@@ -343,7 +372,7 @@ def check_runs(reader: Head, name: str) -> None:
     states = torch.ones(1, len(reader.hidden_layers), reader.module.settings.target_width)
     try:
         reader.observe([states])
-        logits = reader.forward([[0, 0]], [[-1, 0]])
+        logits = reader.forward([[0, 0]], [[-1, 0]]).logits
     except Exception as error:  # whatever a configuration that makes no sense may lead to
         raise AdviceError(f"the head {name!r} cannot read a token: {reason(error)}; get its files again") from None
     if not bool(logits.isfinite().all()):
@@ -366,7 +395,7 @@ def folder_of(name: str) -> Path:
         raise AdviceError(f"the head {name!r} cannot be had: {reason(error)}; {advice}") from None
 
 
-def head(name: str, target: Any) -> Head:
+def head(name: str, target: Model) -> Head:
     """The draft head that a name such as `eagle3:FOLDER`, `dflash:FOLDER` or `medusa:FOLDER` stands for.
 
     In place of FOLDER a hub name may stand, such as owner/head. It drafts for this target alone, a Hugging Face model

@@ -11,10 +11,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
 from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored
+from multidraft.models.door import Model
 from multidraft.models.heads import MEDUSA, MODULES, Body, Head, Settings
 from multidraft.models.heads.configuration import FOLDER_ADVICE, GET_FILES_AGAIN, MAX_MEDUSA, read_settings
 from multidraft.models.heads.target import Target, target_of
-from multidraft.models.loading import reason
+from multidraft.models.huggingface.loading import reason
 
 Weights = dict[str, Stored]
 WEIGHT_FILES = "*.safetensors", "pytorch_model*.bin", "medusa_lm_head.pt"  # the first pattern that has any
@@ -22,7 +23,7 @@ DROPPED_WEIGHTS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # 
 EMBEDDING, OUTPUT, OFFSETS, TOKENS = "embed_tokens.weight", "lm_head.weight", "d2t", "token_map"
 
 
-def load_head(folder: Path, model: object) -> Head:
+def load_head(folder: Path, model: Model | Target) -> Head:
     """The head of a folder for a target, on its device, in evaluation mode.
 
     What it has no weights of is the target's: the embedding, and the rows of its head for the tokens that it drafts.

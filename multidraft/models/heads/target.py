@@ -1,18 +1,18 @@
 """What a head has to know of its target: its sizes, and the weights that heads without their own take over."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from multidraft.errors import AdviceError
-from multidraft.models import compat
+from multidraft.models.door import Model, as_reader
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.gguf.to_hugging_face import shared_weights
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface import compat
+from multidraft.models.huggingface.reader import HuggingFaceReader
 from multidraft.models.reader import NO_HIDDEN_STATES
 
 
@@ -32,15 +32,15 @@ class Target:
         return torch.float32 if self.device.type == "cpu" else self.dtype
 
 
-def target_of(model: Any) -> Target:
+def target_of(model: Model | Target) -> Target:
     """The parts of a target, or these themselves; raises AdviceError where it gives no hidden states."""
     if isinstance(model, Target):
         return model
-    if isinstance(model, GGUF):
-        return Target(*shared_weights(model.weights.path, torch.bfloat16), torch.bfloat16, torch.device("cpu"))
-    model = model.model if isinstance(model, CausalLM) else model
-    if not isinstance(model, PreTrainedModel):
-        raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(model).__name__}"))
-    layers = model.get_input_embeddings(), model.get_output_embeddings()
+    reader = as_reader(model)
+    if isinstance(reader, GGUF):
+        return Target(*shared_weights(reader.weights.path, torch.bfloat16), torch.bfloat16, torch.device("cpu"))
+    if not isinstance(reader, HuggingFaceReader):
+        raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(reader).__name__}"))
+    layers = reader.model.get_input_embeddings(), reader.model.get_output_embeddings()
     embedding, output = (getattr(layer, "weight", None) for layer in layers)
-    return Target(compat.text_config(model), embedding, output, model.dtype, compat.home(model))
+    return Target(compat.text_config(reader.model), embedding, output, reader.dtype, reader.device)

@@ -75,7 +75,7 @@ def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
     """The draft model, with about as many tokens as the capture, and its tokenizer."""
     from multidraft.generation.inputs import vocabulary_of
     from multidraft.models.base import check_sizes
-    from multidraft.models.loading import load_model, load_tokenizer
+    from multidraft.models.huggingface.loading import load_model, load_tokenizer
     from multidraft.zoo import load_pair
 
     if name is None or name == EMBEDDED:

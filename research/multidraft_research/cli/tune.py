@@ -99,6 +99,7 @@ def tune(
     import multidraft as md
     from multidraft.autotune.plans import MeasuredPair, profile_for
     from multidraft.generation.inputs import resolve_config
+    from multidraft.models.door import as_reader
 
     if resolve_config(scheme, "auto", walk, None, max(len(parse(models.draft)), 1))[2] is None:
         raise AdviceError(
@@ -108,7 +109,8 @@ def tune(
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(entries, pair)
-    subject = MeasuredPair(pair.target, pair.draft, md.scheme(scheme), walk, [entry.tokens for entry in entries])
+    readers = as_reader(pair.target), as_reader(pair.draft)
+    subject = MeasuredPair(*readers, md.scheme(scheme), walk, [entry.tokens for entry in entries])
     with files.hold(out, wait):
         profile, was_busy = profile_for(subject), is_busy()
         try:

@@ -14,7 +14,7 @@ from multidraft.errors import AdviceError
 from multidraft.machine import is_busy
 
 if TYPE_CHECKING:
-    from multidraft.models.huggingface import Model
+    from multidraft.models.door import Model
     from multidraft_research.tuning.target_passes import Gain, PassCosts
 
 BAR_FORMAT = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
@@ -39,11 +39,12 @@ def tell(
     """Time the target's passes, and print the best tree for every acceptance."""
     from tqdm import tqdm
 
+    from multidraft.models.door import as_reader
     from multidraft_research.tuning.target_passes import best_gain, time_passes
 
     model = target_alone(target, loader)
     with tqdm(total=budget, desc="timing passes", bar_format=BAR_FORMAT, leave=False) as bar:
-        costs = time_passes(model, budget, lambda seconds: bar.update(min(seconds, budget - bar.n)))
+        costs = time_passes(as_reader(model), budget, lambda seconds: bar.update(min(seconds, budget - bar.n)))
     gains = [best_gain(costs, acceptance, drafter_share) for acceptance in acceptances]
     if as_json:
         return terminal.print_json(as_dict(costs, gains) | {"drafter_share": drafter_share, "busy": is_busy()})
@@ -53,7 +54,7 @@ def tell(
 def target_alone(name: str, loader: Loader) -> "Model":
     """The target without a tokenizer, which passes do not need."""
     from multidraft.models.gguf.model import GGUF
-    from multidraft.models.loading import load_model
+    from multidraft.models.huggingface.loading import load_model
 
     silence()
     path = resolve(name, "target", loader)

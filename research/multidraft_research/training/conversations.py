@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as BodyOutput
 
-from multidraft.models.compat import body, home
+from multidraft.models.huggingface.compat import body, home
 from multidraft_research.training.descent import has_bfloat16
 from multidraft_research.training.texts import TEXTS_PER_SHARD, TEXTS_TOGETHER, TOP_TOKENS, Text, save
 from multidraft_research.training.writing import ASSISTANT, END, SYSTEM, USER

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.compat import home
+from multidraft.models.huggingface.compat import home
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.registry import scheme
 from multidraft_research.captures.capturing import logits_at

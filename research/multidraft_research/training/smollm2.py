@@ -81,7 +81,7 @@ def read(
     conversations: Annotated[Path, Option(help="JSON lines (gz) of user, assistant, ended, temperature.")],
 ) -> None:
     """Read what the target wrote before; the first and last 60 conversations are held out."""
-    from multidraft.models.loading import load_tokenizer
+    from multidraft.models.huggingface.loading import load_tokenizer
     from multidraft_research.training import conversations as written_before
 
     model, tokenizer, all_records = target(), load_tokenizer(str(folder())), records(conversations)
@@ -127,7 +127,7 @@ def folder() -> Path:
 
 def target() -> Any:
     """The target, on Hugging Face's engine."""
-    from multidraft.models.loading import load_model
+    from multidraft.models.huggingface.loading import load_model
 
     return load_model(str(folder()))
 

@@ -14,7 +14,6 @@ import torch
 from multidraft.autotune.estimates import DEFAULT, MAX_ACCEPTANCE
 from multidraft.decoding.tree import NO_DRAFTS, Path, Tree
 from multidraft.errors import AdviceError
-from multidraft.models.huggingface import Model, reader
 from multidraft.models.reader import Reader
 
 TOKEN_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of the passes that are timed; between them costs are interpolated
@@ -39,7 +38,7 @@ class PassCosts:
 
 @torch.inference_mode()
 def time_passes(
-    target: Model, budget: float | int, tick: Callable[[float], object] = lambda seconds: None
+    target: Reader, budget: float | int, tick: Callable[[float], object] = lambda seconds: None
 ) -> PassCosts:
     """Time passes after a text of random tokens, by turns, for about `budget` seconds; medians of the wall clock.
 
@@ -59,9 +58,9 @@ def time_passes(
     return PassCosts(dict(zip(times, np.maximum.accumulate(medians).tolist(), strict=True)))  # more tokens cost no less
 
 
-def with_text(target: Model) -> Reader:
+def with_text(target: Reader) -> Reader:
     """A reader of the target with one row, which has read a text of random tokens and is warm."""
-    model = reader(target, TEXT_TOKENS + 2 * max(TOKEN_COUNTS))
+    model = target.new(TEXT_TOKENS + 2 * max(TOKEN_COUNTS))
     length = min(TEXT_TOKENS, (model.context or 2 * TEXT_TOKENS) - max(TOKEN_COUNTS))
     if length < 1:
         raise AdviceError(
@@ -80,7 +79,7 @@ def time_pass(model: Reader, count: int) -> float:
     """The seconds that a chain of so many tokens takes to be read, scored and forgotten."""
     tokens = [token % model.vocabulary for token in range(100, 100 + count)]
     start = time.perf_counter()
-    float(model.forward([tokens], [list(range(-1, count - 1))])[0, -1, 0])  # waits for a device
+    float(model.forward([tokens], [list(range(-1, count - 1))]).logits[0, -1, 0])  # waits for a device
     model.commit([[]])
     return time.perf_counter() - start
 

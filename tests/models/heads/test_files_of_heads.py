@@ -24,7 +24,7 @@ from multidraft.models.heads.configuration import target_name
 from multidraft.models.heads.drafters import SHIPPED_HEADS, EagleDrafter, head
 from multidraft.models.heads.files import load_head
 from multidraft.models.heads.saving import save_head, write
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import NGram
 
 FOLDER = Path(__file__).parent / "reference"

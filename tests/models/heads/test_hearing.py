@@ -7,7 +7,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.models.ensemble import Mixture
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import NGram
 
 LAYERS = (0, 1, 2)
@@ -74,20 +74,19 @@ def test_a_tree_s_states_follow_its_path_and_rows_that_go_on():
     target = tiny_model("llama")
     reader = CausalLM(target, hidden_layers=(1,))
     reader.forward([[5, 6], [7]], [[-1, 0], [-1]], "none")
-    reader.commit([[0, 1], [0]])
-    assert [len(row_states) for row_states in reader.hidden_states] == [2, 1]
+    assert [len(row_states) for row_states in reader.commit([[0, 1], [0]])] == [2, 1]
     reader.forward([[1, 2, 3], [4]], [[-1, 0, 0], [-1]])
     reader.forward([[8], [9]], [[2], [0]])
     reader.gather([1, 0])
-    reader.commit([[0, 1], [0, 2, 3]])
-    for row_states, text, count in zip(reader.hidden_states, ([7, 4, 9], [5, 6, 1, 3, 8]), (2, 3), strict=True):
+    states = reader.commit([[0, 1], [0, 2, 3]])
+    for row_states, text, count in zip(states, ([7, 4, 9], [5, 6, 1, 3, 8]), (2, 3), strict=True):
         expected = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[1][0, -count:]
         torch.testing.assert_close(row_states[:, 0], expected, atol=1e-4, rtol=0)
     part = reader.fork(1, 4, 64)
     part.forward([[2]], [[-1]])
-    part.commit([[0]])
+    [states] = part.commit([[0]])
     expected = target(input_ids=torch.tensor([[5, 6, 1, 3, 2]]), output_hidden_states=True).hidden_states[1][0, -1:]
-    torch.testing.assert_close(part.hidden_states[0][:, 0], expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(states[:, 0], expected, atol=1e-4, rtol=0)
 
 
 def test_members_of_a_mixture_hear_their_own_layers():

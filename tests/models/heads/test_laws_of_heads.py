@@ -16,7 +16,7 @@ import multidraft as md
 from multidraft.models.heads import MODULES
 from multidraft.models.heads.drafters import Head, drafter
 from multidraft.models.heads.files import fault_of_tokens
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.verification.scheme import Scheme
 
 EXACT, BIASED = 1e-12, 1e-3

@@ -41,7 +41,7 @@ def begun(name: str) -> tuple[Head, dict[str, Tensor]]:
 
 
 def read(drafter: Head, tokens: list[int], parents: list[int]) -> Tensor:
-    return drafter.forward([tokens], [parents])[0]
+    return drafter.forward([tokens], [parents]).logits[0]
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.heads.drafters import head
 from multidraft.models.heads.files import load_head
 from multidraft.models.heads.saving import save_head
-from multidraft.models.loading import settings_in
+from multidraft.models.huggingface.loading import settings_in
 
 REFERENCE = Path(__file__).parent / "reference"
 REDUCED, BLOCKS, WHOLE, MEDUSA = "eagle3 reduced, two layers", "dflash reduced, from anchor", "eagle3", "medusa"

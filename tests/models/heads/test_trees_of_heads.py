@@ -39,7 +39,7 @@ def read_tree(head, roots, trees):
     """The logits of the roots, and of nodes level by level, each with its path."""
     logits_by_path = {
         (row, ()): line
-        for row, line in enumerate(head.forward([[root] for root in roots], [[-1]] * len(roots), "last")[:, 0])
+        for row, line in enumerate(head.forward([[root] for root in roots], [[-1]] * len(roots), "last").logits[:, 0])
     }
     places = [{(): 0} for _ in roots]
     depth = 1
@@ -47,7 +47,7 @@ def read_tree(head, roots, trees):
         logits = head.forward(
             [[path[-1] for path in row_paths] for row_paths in level],
             [[places[row][path[:-1]] for path in row_paths] for row, row_paths in enumerate(level)],
-        )
+        ).logits
         for row, row_paths in enumerate(level):
             for index, path in enumerate(row_paths):
                 places[row][path] = len(places[row])
@@ -134,8 +134,8 @@ def test_what_comes_late_is_read_at_once(name):
     """A root with its tree in one pass, and a row that is asked when another has come further."""
     head, texts = prompted(name, [TEXTS[0], TEXTS[2]]), [TEXTS[0], TEXTS[2]]
     head.forward([[9], []], [[-1], []], "last")
-    tree = head.forward([[9], [6, 1, 2, 7]], [[0], [-1, 0, 0, 1]])
-    again = head.forward([[1], [4]], [[1], [3]])
+    tree = head.forward([[9], [6, 1, 2, 7]], [[0], [-1, 0, 0, 1]]).logits
+    again = head.forward([[1], [4]], [[1], [3]]).logits
     for row, line, path in [(0, tree[0, 0], [9]), (0, again[0, 0], [9, 1]), (1, again[1, 0], [1, 7, 4])]:
         torch.testing.assert_close(line, plain_logits(name, texts[row], path), **CLOSE)
     for line, path in zip(tree[1], ([], [1], [2], [1, 7]), strict=True):

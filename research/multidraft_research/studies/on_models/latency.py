@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from multidraft.models.compat import home, memory_name
+from multidraft.models.huggingface.compat import home, memory_name
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Panel, Study
 

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.generation.text import closing_token
 from multidraft.io.files import NEW_PREFIX
-from multidraft.models import compat
-from multidraft.models.compat import home
+from multidraft.models.huggingface import compat
+from multidraft.models.huggingface.compat import home
 from multidraft_research.training.conversations import (
     MAX_TOKENS,
     Conversation,

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from multidraft.generation.text import text_ends
 from multidraft.io import journal
-from multidraft.models.compat import home
+from multidraft.models.huggingface.compat import home
 from multidraft_research.training.heads.captured import common_prefix, with_template
 from multidraft_research.training.writing import MAX_ANSWER_TOKENS, MAX_TURN_TOKENS, TEMPERATURES
 

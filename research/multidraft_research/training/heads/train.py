@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import compat
 from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings, drafters
 from multidraft.models.heads.configuration import usual_layers
+from multidraft.models.huggingface import compat
 from multidraft_research.training.conversations import logits_of
 from multidraft_research.training.descent import Descent, autocast, schedule
 from multidraft_research.training.heads.captured import CapturedText

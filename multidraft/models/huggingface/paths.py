@@ -6,6 +6,7 @@ its parent. What it remembers behind each node stays until the walk has chosen. 
 whole of each node's past; rows of a decoding batch share passes while their sequences are equally long.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from multidraft.models import compat
-from multidraft.models.packing import view_of
-from multidraft.models.reader import ROOT, Lists, Reader, Row, Scored, count_scored
+from multidraft.errors import AdviceError
+from multidraft.models.huggingface import compat
+from multidraft.models.huggingface.reader import HuggingFaceReader
+from multidraft.models.reader import NO_HIDDEN_STATES, ROOT, Lists, Row, Scored, count_scored
 from multidraft.transfer import upload
 
 State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
@@ -45,22 +47,18 @@ class Reading(NamedTuple):
     place: int
 
 
-class Paths(Reader):
-    """A model whose trees are read as paths. It keeps what the model remembers, and leaves `model` as it was."""
+class Paths(HuggingFaceReader):
+    """A model whose trees are read as paths; it keeps what the model remembers."""
 
     def __init__(self, model: PreTrainedModel):
-        compat.check_supported(model)
-        self.model, self.view = model, view_of(model)
-        self.source, self.device, self.tokens = model, compat.home(model), compat.vocabulary_of(model)
-        self.vocabulary, self.ids, self.undrafted = self.tokens.size, self.tokens.ids, self.tokens.undrafted
-        self.context, self.continues = compat.context(compat.text_config(model)), compat.continues(model)
-        self.memory_name = compat.memory_name(model)
+        super().__init__(model)
+        self.continues = compat.continues(model)
 
     def new(self, capacity: int) -> "Paths":
         return Paths(self.model)
 
-    def encode(self, tokens: list[int]) -> list[int]:
-        return self.tokens.encode(tokens)
+    def with_hidden_states(self, layers: Sequence[int]) -> "Paths":
+        raise AdviceError(NO_HIDDEN_STATES.format("that is read as paths"))
 
     def _begin(self, rows: int) -> list[States]:
         return [{ROOT: (None, 0)} for _ in range(rows)]

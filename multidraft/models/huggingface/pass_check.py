@@ -4,25 +4,25 @@ A hook that writes `hidden[:, -1]` writes every new token in plain decoding, and
 """
 
 import torch
-from transformers import PreTrainedModel
 
-from multidraft.models.huggingface import reader
-from multidraft.models.weights import has_additions
+from multidraft.models.huggingface.reader import HuggingFaceReader
+from multidraft.models.huggingface.weights import has_additions
+from multidraft.models.reader import Reader
 
 PROBE_TOKENS = 5
 TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1  # of logits, to the largest one: in float32, and in narrower numbers
 
 
-def depends_on_pass(model: object) -> bool:
+def depends_on_pass(reader: Reader) -> bool:
     """Whether something that was put into a model makes logits of tokens read at once differ from those one by one."""
-    if not isinstance(model, PreTrainedModel) or not any(map(has_additions, model.modules())):
+    if not isinstance(reader, HuggingFaceReader) or not any(map(has_additions, reader.model.modules())):
         return False
-    together, one_by_one = reader(model, PROBE_TOKENS + 1), reader(model, PROBE_TOKENS + 1)
+    together, one_by_one = reader.new(PROBE_TOKENS + 1), reader.new(PROBE_TOKENS + 1)
     tokens = [token % together.vocabulary for token in range(3, 3 + PROBE_TOKENS)]
-    logits = together.forward([tokens], [list(range(-1, PROBE_TOKENS - 1))])[0].float()
-    tolerance = TOLERANCE if model.dtype.itemsize > 2 else ROUNDED_TOLERANCE
+    logits = together.forward([tokens], [list(range(-1, PROBE_TOKENS - 1))]).logits[0].float()
+    tolerance = TOLERANCE if reader.dtype.itemsize > 2 else ROUNDED_TOLERANCE
     for token, line in zip(tokens, logits, strict=True):
-        alone = one_by_one.forward([[token]], [[-1]])[0, -1].float()
+        alone = one_by_one.forward([[token]], [[-1]]).logits[0, -1].float()
         one_by_one.commit([[0]])
         difference = torch.where(alone == line, 0, alone - line).abs().max()
         if not difference <= tolerance * line[line.isfinite()].abs().max():

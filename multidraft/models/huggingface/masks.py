@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 from weakref import WeakSet
 
@@ -11,90 +12,60 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import compat
-from multidraft.models.compiled import steps_of
-from multidraft.models.gated_delta import nets_of, with_tree_nets
-from multidraft.models.kv_cache import TreeCache
-from multidraft.models.packing import view_of
-from multidraft.models.reader import NO_HIDDEN_STATES, Lists, Reader, Scored
-from multidraft.models.recurrent import Paths
-from multidraft.models.table import PrefixModel
-from multidraft.models.weights import has_additions
+from multidraft.models.huggingface import compat
+from multidraft.models.huggingface.compiled import CompiledSteps, can_compile, steps_of
+from multidraft.models.huggingface.gated_delta import nets_of, with_tree_nets
+from multidraft.models.huggingface.kv_cache import TreeCache
+from multidraft.models.huggingface.reader import HuggingFaceReader
+from multidraft.models.huggingface.view import view_of
+from multidraft.models.reader import HiddenStates, Lists, Scored
 from multidraft.transfer import take, upload
 
-Model = PreTrainedModel | Reader
 # Of a pass whose tokens are all scored, although only the last one is asked for: a compiled step scores all.
 MAX_SCORED_TOKENS = 4
 MAX_PROMPT_SLOTS = 1024  # of the buffers that prompts are read into before they move
 RECORDING_MODELS: WeakSet[PreTrainedModel] = WeakSet()
 
 
-def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: Sequence[int] = ()) -> Reader:
-    """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees.
-
-    A target also returns the hidden states of `hidden_layers`; raises AdviceError where it cannot.
-    """
-    model = model.model if hidden_layers and isinstance(model, CausalLM) else model
-    if not isinstance(model, PreTrainedModel):
-        return (model.with_hidden_states(hidden_layers) if hidden_layers else model).new(capacity)
-    by_masks = not compat.needs_paths(model)
-    if compiled and (reason := reason_against_compiling(model, by_masks)):
-        warnings.warn(f"decoding goes on without compiled steps: {reason}", stacklevel=2)
-        compiled = False
-    if by_masks or nets_of(model):
-        return CausalLM(model, capacity, compiled, hidden_layers)
-    if hidden_layers:
-        raise AdviceError(NO_HIDDEN_STATES.format("that is read as paths"))
-    return Paths(model)
-
-
-def reason_against_compiling(model: PreTrainedModel, by_masks: bool) -> str | None:
-    """Why its steps cannot be compiled, if they cannot."""
-    if not by_masks:
-        return f"{model.config.model_type} is not read by masks alone"
-    if any(map(has_additions, model.modules())):
-        return "the model has hooks or forwards of its own, which compiled code might leave out"
-    return None
-
-
-class CausalLM(Reader):
+class CausalLM(HuggingFaceReader):
     """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
 
     `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
     prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
-    inference tensors: do not change them in place. After `commit`, `hidden_states` holds those of `hidden_layers`
-    for each row's committed tokens; steps are not compiled then.
+    inference tensors: do not change them in place. Where commits return the states of `hidden_layers`, steps are not
+    compiled.
     """
 
     def __init__(
         self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, hidden_layers: Sequence[int] = ()
     ):
-        compat.check_supported(model)
+        super().__init__(model)
         config = compat.text_config(model)
-        self.model = self.source = model
-        self.device, self.dtype = compat.home(model), model.dtype  # for which a model looks through its weights
-        self.tokens = compat.vocabulary_of(model)
-        self.vocabulary, self.ids, self.undrafted = self.tokens.size, self.tokens.ids, self.tokens.undrafted
-        self.context = compat.context(config)
-        self.windows = compat.windows(config)
-        self.output_layers, self.width = tuple(hidden_layers), config.hidden_size
+        self.windows, self.width, self.nets = compat.windows(config), config.hidden_size, nets_of(model)
+        self.output_layers = tuple(hidden_layers)
         self.pending_states: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
-        nets = nets_of(model)
-        if hidden_layers:
-            let_record(model)
-        self.reading = with_tree_nets(view_of(model)) if nets else view_of(model)
-        self.capacity, self.steps = capacity, steps_of(model) if compiled and not hidden_layers else None
-        self.cache = TreeCache(
-            config.num_hidden_layers, min(capacity, MAX_PROMPT_SLOTS) if self.steps else capacity, nets
-        )
-        self.memory_name = compat.memory_name(model)
+        self.capacity, self.compiled = capacity, compiled and not hidden_layers and can_compile(model)
+        prompt_capacity = min(capacity, MAX_PROMPT_SLOTS) if self.compiled else capacity
+        self.cache = TreeCache(config.num_hidden_layers, prompt_capacity, self.nets)
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.called(model) else {}
 
     def new(self, capacity: int) -> "CausalLM":
-        return CausalLM(self.model, capacity, self.steps is not None, self.output_layers)
+        return CausalLM(self.model, capacity, self.compiled, self.output_layers)
 
-    def encode(self, tokens: list[int]) -> list[int]:
-        return self.tokens.encode(tokens)
+    def with_hidden_states(self, layers: Sequence[int]) -> "CausalLM":
+        return CausalLM(self.model, self.capacity, self.compiled, layers)
+
+    @cached_property
+    def view(self) -> nn.Module:
+        """The model's view, made when it is first read through."""
+        if self.output_layers:
+            let_record(self.model)
+        return with_tree_nets(view_of(self.model)) if self.nets else view_of(self.model)
+
+    @cached_property
+    def steps(self) -> CompiledSteps | None:
+        """Its compiled steps, made when they are first asked for."""
+        return steps_of(self.model) if self.compiled else None
 
     def _begin(self, rows: int) -> Sequence[Any]:
         self.cache.begin(rows)
@@ -133,7 +104,7 @@ class CausalLM(Reader):
             if logits is not None:
                 return logits
         seen = {kind: None if kind == "linear_attention" else mask for kind, mask in masks.items()}
-        output = self.reading(
+        output = self.view(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=seen if len(seen) > 1 else next(iter(seen.values())),  # one where all layers are alike
@@ -168,16 +139,27 @@ class CausalLM(Reader):
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
-    def _commit(self, paths: Lists) -> None:
-        pending = self.cache.pending
+    def prepare(self, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
+        if not self.compiled:
+            return
+        reader = self.new(lengths[1])
+        reader.forward([[0]] * rows, [[-1]] * rows, "none")
+        reader.commit([[0]] * rows)
+        reader.use_fixed_buffers()
+        if reader.steps is not None:
+            reader.steps.prepare(self.model, reader.cache, self.windows, new, lengths[0])
+
+    @torch.inference_mode()
+    def _commit(self, paths: Lists) -> HiddenStates | None:
+        all_slots = self.cache.slots
         self.cache.commit(paths)
-        if self.output_layers:
-            shape = len(paths), 0, len(self.output_layers), self.width
-            empty = torch.empty(shape, dtype=self.dtype, device=self.device)
-            states = torch.cat(self.pending_states, 1) if self.pending_states else empty
-            slots = [[row.slots[node] for node in path] for row, path in zip(pending, paths, strict=True)]
-            self.hidden_states = [take(*row) for row in zip(states, slots, strict=True)]
-            self.pending_states = []
+        if not self.output_layers:
+            return None
+        shape = len(paths), 0, len(self.output_layers), self.width
+        empty = torch.empty(shape, dtype=self.dtype, device=self.device)
+        states, self.pending_states = torch.cat(self.pending_states or [empty], 1), []
+        slots = [[row[node] for node in path] for row, path in zip(all_slots, paths, strict=True)]
+        return [take(*row) for row in zip(states, slots, strict=True)]
 
     @torch.inference_mode()
     def _gather(self, rows: list[int]) -> None:
@@ -205,28 +187,3 @@ def let_record(model: PreTrainedModel) -> None:
     if model not in RECORDING_MODELS:
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=compat.home(model)), output_hidden_states=True)
         RECORDING_MODELS.add(model)
-
-
-@torch.inference_mode()
-def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
-    """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
-    if compat.needs_paths(model):
-        return
-    reader = CausalLM(model, lengths[1], compiled=True)
-    reader.forward([[0]] * rows, [[-1]] * rows, "none")
-    reader.commit([[0]] * rows)
-    reader.use_fixed_buffers()
-    if reader.steps is not None:
-        reader.steps.prepare(model, reader.cache, reader.windows, new, lengths[0])
-
-
-def modules_of(model: Model | None) -> list[nn.Module]:
-    """The modules whose weights a model's results come from, with those of all its drafters."""
-    source, drafters = getattr(model, "source", model), getattr(model, "drafters", ())
-    modules = [source] if isinstance(source, nn.Module) else []
-    return modules + [module for drafter in drafters for module in modules_of(drafter)]
-
-
-def answers_prompts(model: Model) -> bool:
-    """Whether reading prompts to their ends saves a pass; one of a model without weights is free: trees come first."""
-    return not isinstance(model, PrefixModel)

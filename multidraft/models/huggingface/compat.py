@@ -7,7 +7,6 @@ alone; versions are 4.57 to the newest.
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -54,12 +53,6 @@ def text_config(model: PreTrainedModel) -> PretrainedConfig:
     return model.config.get_text_config(decoder=True)
 
 
-def source_of(model: Any) -> Any:
-    """The transformers model behind a reader, which may have been resized since; of others the model itself."""
-    source = getattr(model, "source", None)
-    return source if isinstance(source, PreTrainedModel) else model
-
-
 def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
     """The tokens that it has now; `target_ids` in the settings of a draft model say that they are part of a target's.
 
@@ -95,9 +88,9 @@ def layer_of(getter: Callable[[], nn.Module | None]) -> nn.Module | None:
         return None
 
 
-def home(model: Any) -> torch.device:
+def home(model: PreTrainedModel) -> torch.device:
     """Where tokens go in: the device of the first layer, or the one that accelerate runs it on if it is offloaded."""
-    if not isinstance(model, PreTrainedModel) or model.device.type != "meta":
+    if model.device.type != "meta":
         return model.device
     hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
     devices = (getattr(hook, "execution_device", None) for hook in hooks)

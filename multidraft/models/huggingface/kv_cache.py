@@ -11,8 +11,6 @@ The rows of a batch are the first ones of the buffers. Rows that leave and come 
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from multidraft.models.gated_delta import Nets
+from multidraft.models.huggingface.gated_delta import Nets
 from multidraft.models.reader import Lists
 from multidraft.transfer import upload
 
@@ -172,31 +170,16 @@ class BufferLayer(DynamicLayer):
         return self.end
 
 
-@dataclass
-class Pending:
-    """Where one row's pending tokens are, in the order in which they were read, and what they see."""
-
-    slots: list[int] = field(default_factory=list)  # behind the base
-    seen: list[int] = field(default_factory=list)  # the slots on the path to each, its own included, as bits
-
-    def append(self, parents: list[int], first: int) -> None:
-        """Read tokens into the slots from the first on."""
-        for slot, parent in enumerate(parents, first):
-            self.seen.append((self.seen[parent] if parent >= 0 else 0) | 1 << slot)
-            self.slots.append(slot)
-
-    def last(self, new: int, width: int) -> list[int]:
-        """What the last slots of this width see; slots that no token is in see themselves."""
-        if len(self.slots) == width:
-            return self.seen[-new:]
-        known = dict(zip(self.slots[-new:], self.seen[-new:], strict=True))
-        return [known.get(slot, 1 << slot) for slot in range(width - new, width)]
-
-
 class TreeCache:
     """The layers of one model, and what they share: which slots are kept, which are pending, and who sees what.
 
-    Its reader checks what it is given.
+    Its reader checks what it is given. Pending tokens have a slot behind the base; a row that brings fewer tokens than
+    others leaves some slots free. `paths[row, slot, other]` says whether the other slot is on the path to this one:
+
+        tokens  a b c d   b and c follow a, d follows c      paths  a: x . . .
+        slots   0 1 2 3                                             b: x x . .
+                                                                    c: x . x .
+                                                                    d: x . x x
 
     `cache` is what the model's forward pass takes as `past_key_values`; the layers `nets` are gated delta nets. Give
     the right `capacity` (the longest sequence plus one tree) to avoid growing, which copies.
@@ -226,7 +209,8 @@ class TreeCache:
     def _drop_pending(self) -> None:
         """Forget what is pending, and begin anew after the longest row."""
         self.base, self.width = max(self.lengths, default=0), 0
-        self.pending = [Pending() for _ in self.lengths]
+        self.slots: list[list[int]] = [[] for _ in self.lengths]  # of each row's pending tokens, as they were read
+        self.paths = np.zeros((len(self.lengths), 0, 0), bool)
         self.positions: list[Int[Tensor, "rows new"]] = []  # of the pending slots, pass by pass
         self.holes: Bool[Tensor, "rows base"] | None = None  # None where all rows have the same length
         if any(length < self.base for length in self.lengths):
@@ -247,23 +231,27 @@ class TreeCache:
 
         Rows with fewer tokens than others are filled up, in front of their own where those are to be `at_end`.
         """
-        width = max(map(len, parents))
-        positions = np.zeros((len(parents), width), np.int64)
-        for row, (length, pending, new) in enumerate(zip(self.lengths, self.pending, parents, strict=True)):
-            first = width - len(new) if at_end else 0
-            pending.append(new, self.width + first)
-            paths = pending.seen[len(pending.seen) - len(new) :]
-            positions[row, first : first + len(new)] = [length + path.bit_count() - 1 for path in paths]
-        self.width += width
+        old, new = self.width, max(map(len, parents))
+        self.width = old + new
+        self.paths = np.pad(self.paths, ((0, 0), (0, new), (0, new)))
+        self.paths[:, range(old, self.width), range(old, self.width)] = True  # what fills rows up sees itself alone
+        positions = np.zeros((len(parents), new), np.int64)
+        for length, paths, slots, above, places in zip(
+            self.lengths, self.paths, self.slots, parents, positions, strict=True
+        ):
+            first = self.width - len(above) if at_end else old
+            for slot, parent in enumerate(above, first):
+                if parent >= 0:
+                    paths[slot] |= paths[slots[parent]]
+                slots.append(slot)
+            read = slice(first, first + len(above))
+            places[first - old : first - old + len(above)] = length + paths[read].sum(1) - 1
         self.positions.append(torch.from_numpy(positions))
         return self.positions[-1]
 
     def visible(self) -> Bool[Tensor, "rows new pending"]:
-        """Which pending slots each slot of the last pass sees; what fills rows up sees itself alone."""
-        new, size = self.positions[-1].shape[1], -(-self.width // 8)
-        raw = b"".join(seen.to_bytes(size, "little") for row in self.pending for seen in row.last(new, self.width))
-        bits = np.frombuffer(raw, np.uint8).reshape(len(self.pending), new, size)
-        return torch.from_numpy(np.unpackbits(bits, axis=-1, count=self.width, bitorder="little").view(bool))
+        """Which pending slots each slot of the last pass sees."""
+        return torch.from_numpy(self.paths[:, self.width - self.positions[-1].shape[1] :])
 
     def masks(
         self, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device
@@ -295,7 +283,7 @@ class TreeCache:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
         if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
             return self._drop_pending()
-        paths = [[row.slots[token] for token in path] for path, row in zip(chosen, self.pending, strict=True)]
+        paths = [[slots[token] for token in path] for path, slots in zip(chosen, self.slots, strict=True)]
         rows = zip(paths, self.lengths, strict=True)
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
         if moved:
@@ -323,7 +311,7 @@ class TreeCache:
         for net in self.nets.layers.values():
             net.gather(rows)
         self.lengths = [self.lengths[row] for row in rows]
-        self.pending = [deepcopy(self.pending[row]) for row in rows]
+        self.slots, self.paths = [self.slots[row][:] for row in rows], self.paths[rows]
         self.positions = [positions[rows] for positions in self.positions]
         if not self.width:  # what is pending stays where it is
             self._drop_pending()

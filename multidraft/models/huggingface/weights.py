@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor, nn
 
+from multidraft.models.reader import Reader
+
 OWN_ATTRIBUTES = vars(nn.Module()).keys()  # PyTorch's, with parameters, hooks and what is within
 CHANGES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by module, how often it was said to have changed
 
@@ -58,6 +60,14 @@ class ModelMark:
             and len(weights) == len(self.marks)
             and all(mark.agrees(weight) for mark, weight in zip(self.marks, weights, strict=True))
         )
+
+
+def modules_of(reader: Reader | None) -> list[nn.Module]:
+    """The modules whose weights a reader's results come from, with those of all its drafters."""
+    if reader is None:
+        return []
+    modules = [reader.source] if isinstance(reader.source, nn.Module) else []
+    return modules + [module for drafter in reader.drafters for module in modules_of(drafter)]
 
 
 def weights_changed(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from multidraft.errors import AdviceError, shown
 from multidraft.io.files import check_folder, content
-from multidraft.models.compat import body, check_supported, home, text_config
+from multidraft.models.huggingface.compat import body, check_supported, home, text_config
 from multidraft.models.reader import Reader
 
 MAX_SIZES = {"num_hidden_layers": 10_000, "hidden_size": 2**20, "intermediate_size": 2**22, "vocab_size": 2**24}
@@ -139,7 +139,7 @@ def first_layers(model: PreTrainedModel | Reader, count: int) -> PreTrainedModel
     keep its layers in one list `layers`, and for a wrong count (LayerSkip, Elhoushi et al., 2024; Draft & Verify, Zhang
     et al., 2023: there the layers are trained or chosen for it).
     """
-    if not isinstance(model, PreTrainedModel):
+    if isinstance(model, Reader):
         raise AdviceError(f"the layers of a {type(model).__name__} cannot be cut; draft by another model or ngram")
     (name, decoder), config, kind = body(model), copy.deepcopy(model.config), model.config.model_type
     layers = getattr(decoder, "layers", None)

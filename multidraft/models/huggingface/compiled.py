@@ -24,9 +24,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
-from multidraft.models.compat import memory_name
-from multidraft.models.kv_cache import Storage, TreeCache
-from multidraft.models.weights import ModelMark
+from multidraft.models.huggingface.compat import memory_name, needs_paths
+from multidraft.models.huggingface.kv_cache import Storage, TreeCache
+from multidraft.models.huggingface.weights import ModelMark, has_additions
 
 MAX_STEP_TOKENS = 256  # of a step that is compiled; a wider one is bound by arithmetic
 MIN_SLOTS = 256  # that a step sees
@@ -286,6 +286,18 @@ class CompiledSteps:
                 pool.captured_step(size, cache, kinds, self.dtype, partial(self.compiled, model, memory_name(model)))
             except Exception as error:
                 return self.give_up(error)
+
+
+def can_compile(model: PreTrainedModel) -> bool:
+    """Whether a model's steps can be compiled; warns where they cannot."""
+    if needs_paths(model):
+        reason = f"{model.config.model_type} is not read by masks alone"
+    elif any(map(has_additions, model.modules())):
+        reason = "the model has hooks or forwards of its own, which compiled code might leave out"
+    else:
+        return True
+    warnings.warn(f"decoding goes on without compiled steps: {reason}", stacklevel=2)
+    return False
 
 
 STEPS: WeakKeyDictionary[PreTrainedModel, CompiledSteps] = WeakKeyDictionary()
