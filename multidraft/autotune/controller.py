@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
-from multidraft.autotune.growing import Growing, kind_of
+from multidraft.autotune.growing import Growing
 from multidraft.autotune.limits import FIXED_TREE, Limits
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
@@ -363,4 +363,4 @@ def auto(
 ) -> Auto:
     """The policy of `tree="auto"`; with a plan's file nothing is measured."""
     profile, paths = profile_for(pair, file), paths_of(pair.target, pair.draft)
-    return Auto(profile, temperature, limits, 0.0 if file else budget, kind_of(pair.draft), paths)
+    return Auto(profile, temperature, limits, 0.0 if file else budget, pair.draft.cost, paths)

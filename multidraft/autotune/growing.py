@@ -12,18 +12,13 @@ from collections.abc import Sequence
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates, acceptance_of_known
 from multidraft.decoding.policy import Plan, PolicyLimits, TreePolicy
 from multidraft.decoding.tree import TokenTree
-from multidraft.models.reader import Cost, Reader
+from multidraft.models.reader import Cost
 
 MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
 MIN_NODE_SHARE = 0.01  # a node costs at least this share of a plain step, even if noise hides it
 TREE_SHARE = 0.75  # of the paths that a model tells apart, for trees; the others are rows' own and kept prefixes
 BISECTIONS = 24  # of a certainty
 COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
-
-
-def kind_of(draft: Reader) -> Cost:
-    """Which of a drafter's answers need a pass of a model."""
-    return draft.cost if isinstance(draft, Reader) else "pass"
 
 
 class Growing(TreePolicy):

@@ -19,7 +19,7 @@ import multidraft as md
 from multidraft.autotune import controller, plans
 from multidraft.autotune.controller import Auto, Limits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, Rates, Work
-from multidraft.autotune.growing import Growing, kind_of
+from multidraft.autotune.growing import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.state import DecodeConfig
@@ -154,7 +154,7 @@ COPYING = LookupThenModel([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
     ],
 )
 def test_copied_drafts_are_free(draft: Reader, prompt: list[int], level: float, longest: int, asks: bool) -> None:
-    policy = growing(rates(0.6), costs(10.0, level, 0.1), kind=kind_of(draft))
+    policy = growing(rates(0.6), costs(10.0, level, 0.1), kind=draft.cost)
     step_records = list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), draft, 4, prompts=[prompt]))
     depths = [max(record.trees[0].depths) for record in step_records]
     asked_model = any(law.known is None for record in step_records for law in record.trees[0].laws.values())

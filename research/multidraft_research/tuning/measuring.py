@@ -10,7 +10,6 @@ import torch
 
 from multidraft.autotune.controller import Auto, Limits, note
 from multidraft.autotune.estimates import Work
-from multidraft.autotune.growing import kind_of
 from multidraft.autotune.plans import MeasuredPair, Profile, save
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import TreePolicy, policy_of
@@ -47,7 +46,7 @@ def measure(
 
     They must not take turns: if their numbers had a common factor, some combinations would never occur.
     """
-    end, rng, kind = time.monotonic() + seconds, random.Random(0), kind_of(pair.draft)
+    end, rng, kind = time.monotonic() + seconds, random.Random(0), pair.draft.cost
     try:
         for turn in itertools.count():
             if (before := time.monotonic()) > end:
@@ -149,7 +148,7 @@ def compare(
             is_late = time.monotonic() > end
             if is_late and (turn or line.temperature != temperatures[0]):
                 break
-            policy = TREES.get(line.tree) or Auto(profile, line.temperature, kind=kind_of(pair.draft))
+            policy = TREES.get(line.tree) or Auto(profile, line.temperature, kind=pair.draft.cost)
             records = steps(pair, policy, line.temperature, texts(pair, 1, turn), turn)
             measured[place] = [
                 tokens_and_seconds(r) for r in itertools.islice(records, LATE_STEPS if is_late else None)
