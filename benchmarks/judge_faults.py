@@ -12,41 +12,43 @@ from unittest import mock
 import numpy as np
 import torch
 
-from multidraft.decoding import record, state, step, verify
-from multidraft.decoding.state import Scored
-from multidraft.decoding.verify import CompressedResidual, compress_targets, single_draft_outcome
+from multidraft.decoding import record, state, step, targets, verify
+from multidraft.decoding.targets import NodeResidual, Targets, stack_targets
+from multidraft.decoding.verify import single_draft_outcome
 from multidraft.decoding.walks import Child, Verdict
 from multidraft.sampling import from_logits
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.distributions import pick_each
 
 
-def matching_twice(tree, node, weight, probs):
+def matching_twice(query):
     """The target's token is compared with the draft, and drawn again if it is another."""
-    ((token, child),) = tree.children[node].items()
-    law, p = tree.laws[node], float(probs[token])
+    tree, node, _, target = query
+    (child,), place = tree.children[node].values(), max(tree.places[node])
+    p = float(target.values[place])
 
-    def parts():
-        places = compress_targets([probs], [law])[0]
-        return places, places * (np.arange(len(places)) != max(tree.places[node])) * (1 - p)
+    def left():
+        places = stack_targets([target])[0].numpy()
+        return places * (np.arange(len(places)) != place) * (1 - p)
 
-    return Verdict((Child(child, 1 - (1 - p) ** 2),), CompressedResidual(law, probs, parts))
+    return Verdict((Child(child, 1 - (1 - p) ** 2),), NodeResidual(target, left))
 
 
-def typical_acceptance(tree, node, weight, probs):
+def typical_acceptance(query):
     """A draft is accepted if the target likes it enough."""
-    ((token, child),) = tree.children[node].items()
-    places = compress_targets([probs], [tree.laws[node]])[0]
-    accept = 1.0 if float(probs[token]) > 0.2 else 0.0
-    return Verdict((Child(child, accept),), CompressedResidual(tree.laws[node], probs, lambda: (places, places)))
+    tree, node, _, target = query
+    (child,) = tree.children[node].values()
+    accept = 1.0 if float(target.values[max(tree.places[node])]) > 0.2 else 0.0
+    return Verdict((Child(child, accept),), NodeResidual(target, stack_targets([target])[0].numpy))
 
 
-def another_temperature(tree, node, weight, probs):
+def another_temperature(query):
     """The draft law that is used is not the one that was drawn from."""
-    law = tree.laws[node]
+    law = query.tree.laws[query.node]
     warm = law.probabilities**0.5
     changed = replace(law, probabilities=warm / warm.sum() * law.probabilities.sum())
-    return single_draft_outcome(replace(tree, laws={**dict(tree.laws), node: changed}), node, weight, probs)
+    laws = {**query.tree.laws, query.node: changed}
+    return single_draft_outcome(query._replace(tree=replace(query.tree, laws=laws)))
 
 
 def not_normalised(self):
@@ -57,35 +59,35 @@ def not_normalised(self):
 
 
 plain_weights, plain_last, plain_commit, plain_lines = (
-    CompressedResidual.token_weights,
-    verify.draw_last_tokens,
+    NodeResidual.token_weights,
+    Targets.draw,
     step.commit,
-    Scored.lines,
+    Targets.lines,
 )
 
 
-def bonus_from_the_draft(scored, walk_results, numbers, drawn):
+def bonus_from_the_draft(self, walk_results, numbers):
     """The bonus comes from the draft's law at the last drafting node."""
-    last = plain_last(scored, walk_results, numbers, drawn)
+    last = plain_last(self, walk_results, numbers)
     for row, result in enumerate(walk_results):
         if result.residual is None and result.path:
-            law = scored.trees[row].laws[scored.trees[row].parents[result.leaf]]
+            law = self.trees[row].laws[self.trees[row].parents[result.leaf]]
             (place,) = pick_each(torch.as_tensor(law.probabilities)[None], [numbers[row]])
             last[row] = int(law.ids[place])
     return last
 
 
-def kept_rejected(state, scored, decision):
+def kept_rejected(state, node_targets, decision):
     """The target keeps the first draft where it was rejected."""
     plainly = state.target.commit
 
     def commit(paths):
         plainly([[0, 1] if path == [0] and len(tree.tokens) > 1 else path
-                 for path, tree in zip(paths, scored.trees, strict=True)])  # fmt: skip
+                 for path, tree in zip(paths, node_targets.trees, strict=True)])  # fmt: skip
 
     state.target.commit = commit
     try:
-        return plain_commit(state, scored, decision)
+        return plain_commit(state, node_targets, decision)
     finally:
         del state.target.commit
 
@@ -110,11 +112,11 @@ def cut_before_penalties(function):
     return wrong
 
 
-def right_log_lines(scored, places):
+def right_log_lines(node_targets, places):
     """What should be listed, whatever tokens are drawn from."""
-    settings = [scored.rows[row].sampling for row, _ in places]
+    settings = [node_targets.rows[row].sampling for row, _ in places]
     return from_logits.log_distributions(
-        scored.lines(places), settings, state.prefixes_of(scored.rows, scored.trees, places)
+        node_targets.lines(places), settings, state.prefixes_of(node_targets.rows, node_targets.trees, places)
     )
 
 
@@ -140,14 +142,14 @@ PENALISED = {"top_p": 0.9, "frequency_penalty": 1.0}
 FAULTS = {
     "matching twice": Fault(((verify, "single_draft_outcome", matching_twice),)),
     "typical acceptance": Fault(((verify, "single_draft_outcome", typical_acceptance),)),
-    "residual not normalised": Fault(((CompressedResidual, "token_weights", not_normalised),)),
+    "residual not normalised": Fault(((NodeResidual, "token_weights", not_normalised),)),
     "drafts at another temperature": Fault(((verify, "single_draft_outcome", another_temperature),)),
-    "bonus from the draft": Fault(((verify, "draw_last_tokens", bonus_from_the_draft),)),
+    "bonus from the draft": Fault(((Targets, "draw", bonus_from_the_draft),)),
     "rejected token kept": Fault(((step, "commit", kept_rejected),), needs_reference=True),
-    "rows exchanged": Fault(((Scored, "lines", exchanged_rows),), needs_reference=True),
+    "rows exchanged": Fault(((Targets, "lines", exchanged_rows),), needs_reference=True),
     "top-p before penalties": Fault(
         (
-            (state, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
+            (targets, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
             (record, "log_distributions", cut_before_penalties(from_logits.log_distributions)),
         ),
         needs_reference=True,
@@ -155,7 +157,7 @@ FAULTS = {
     ),
     "top-p before penalties, unlisted": Fault(
         (
-            (state, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
+            (targets, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
             (record, "log_lines", right_log_lines),
         ),
         settings=PENALISED,

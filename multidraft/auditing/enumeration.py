@@ -11,13 +11,14 @@ from itertools import product
 
 from torch import Tensor
 
-from multidraft.decoding.draft import Drafted, read_level, stack_distributions
+from multidraft.decoding.draft import Drafted, read_level
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.request import Request
-from multidraft.decoding.state import DecodeConfig, Scored, State, gather
+from multidraft.decoding.state import DecodeConfig, State, gather
 from multidraft.decoding.step import score
-from multidraft.decoding.tree import TokenTree
+from multidraft.decoding.targets import Targets
+from multidraft.decoding.tree import TokenTree, stack_distributions
 from multidraft.decoding.verify import node_outcomes
 from multidraft.decoding.walks import Queries, Verdict, Walker, WalkResult, drive, walker
 from multidraft.models.reader import Reader
@@ -43,7 +44,7 @@ class Forest:
     """Every tree that a step can draw, one a row: where it came from, its probability given that, and its scores."""
 
     state: State
-    scored: Scored
+    targets: Targets
     origin: list[int]
     probability: list[float]
 
@@ -123,9 +124,9 @@ def all_branches(state: State, config: DecodeConfig, policy: TreePolicy) -> tupl
     """All ways in which the next step can go from every row of the state."""
     forest = all_trees(state, config, policy)
     branches = []
-    for tree, chance, walk_result in all_walk_results(forest.scored, config):
-        for token, share in last_tokens(forest.scored, tree, walk_result):
-            emitted = (*(forest.scored.trees[tree].tokens[node] for node in walk_result.path), token)
+    for tree, chance, walk_result in all_walk_results(forest.targets, config):
+        for token, share in last_tokens(forest.targets, tree, walk_result):
+            emitted = (*(forest.targets.trees[tree].tokens[node] for node in walk_result.path), token)
             share *= forest.probability[tree] * chance
             branches.append(Branch(forest.origin[tree], share, emitted, tree, walk_result))
     return forest, branches
@@ -163,25 +164,25 @@ def all_draws(law: drafting.Law, tree: TokenTree, counts: dict[int, int]) -> lis
 
 
 def all_walk_results(
-    scored: Scored, config: DecodeConfig, walk: str | Walker | None = None
+    targets: Targets, config: DecodeConfig, walk: str | Walker | None = None
 ) -> Iterator[tuple[int, float, WalkResult]]:
     """Where the walks over every row can end, with which probability: rows side by side, one script at a time.
 
     The walk is that of the configuration unless another is given. No verdict is computed twice.
     """
     begin, known = walker(walk or config.walk), dict[tuple[int, int, float], Verdict]()
-    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in scored.trees]
+    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in targets.trees]
 
     def verdicts(queries: Queries) -> dict[int, Verdict]:
         keys = {walk: (rows[walk], *question) for walk, question in queries.items()}
         new_queries = {key[0]: key[1:] for key in keys.values() if key not in known}
-        outcomes = node_outcomes(config.scheme, scored, new_queries) if new_queries else {}
+        outcomes = node_outcomes(config.scheme, targets, new_queries) if new_queries else {}
         known.update({(row, *new_queries[row]): verdict for row, verdict in outcomes.items()})
         return {walk: known[key] for walk, key in keys.items()}
 
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
-        walks = [begin(0, 1.0, scored.trees[row].has_drafts, coin) for row, coin in zip(rows, coins, strict=True)]
+        walks = [begin(0, 1.0, targets.trees[row].has_drafts, coin) for row, coin in zip(rows, coins, strict=True)]
         for row, coin, walk_result in zip(rows, coins, drive(walks, verdicts), strict=True):
             scripts[row] += coin.others
             yield row, coin.probability, walk_result
@@ -210,13 +211,9 @@ class Script:
         return answer
 
 
-def last_tokens(scored: Scored, row: int, walk_result: WalkResult) -> list[tuple[int, float]]:
+def last_tokens(targets: Targets, row: int, walk_result: WalkResult) -> list[tuple[int, float]]:
     """The tokens that can come last and their probabilities; -1, as `pick` has it, where no token has any weight."""
-    weights = (
-        scored.targets([(row, walk_result.leaf)])[0]
-        if walk_result.residual is None
-        else walk_result.residual.token_weights()
-    ).double()
+    weights = targets.last_weights(row, walk_result).double()
     total = float(weights.sum())
     if total <= 0:
         return [(-1, 1.0)]

@@ -326,7 +326,7 @@ def tree_within(limits: Limits, tree: Tree) -> Tree:
 
 def temperatures_of(record: "StepRecord") -> list[float]:
     """The rows' temperatures, as a profile has them."""
-    return [round(float(row.sampling.temperature), 1) for row in record.scores.rows]
+    return [round(float(row.sampling.temperature), 1) for row in record.targets.rows]
 
 
 def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int) -> float:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from multidraft.decoding.record import Visit
 from multidraft.decoding.tree import NodeLaw, Tree
-from multidraft.decoding.verify import Visit
 
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
-from multidraft.decoding.tree import NodeLaw, TokenTree
+from multidraft.decoding.tree import NodeLaw, TokenTree, stack_distributions
 from multidraft.models.base import MAX_CHUNK_TOKENS
 from multidraft.models.reader import Scored
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
@@ -187,16 +187,3 @@ def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: dict[i
     for row, node_counts in counts.items():
         for node in sorted(node_counts):
             trees[row].add(node, node_counts[node], *drawn[row, node])
-
-
-def stack_distributions(
-    node_laws: Sequence[NodeLaw], drafts: int, padding: int = 0
-) -> Float[Tensor, "nodes *drafts support"]:
-    """The distributions over places in their ids, and `padding` zeros or more; several drafters take turns."""
-    lines = [law.probabilities for law in node_laws]
-    if lines[0].ndim > 1:
-        lines = [line[np.arange(drafts) % len(line)] for line in lines]
-    filled = np.zeros((len(node_laws), *lines[0].shape[:-1], padding + max(line.shape[-1] for line in lines)))
-    for place, line in enumerate(lines):
-        filled[place, ..., : line.shape[-1]] = line
-    return torch.from_numpy(filled)

@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.draft import stack_distributions
 from multidraft.decoding.policy import StepForecast
-from multidraft.decoding.state import Scored, prefixes_of
-from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.verify import CoinFlip, Decision, Visit, compress_targets
-from multidraft.decoding.walks import WalkResult
+from multidraft.decoding.state import prefixes_of
+from multidraft.decoding.targets import Targets, stack_targets
+from multidraft.decoding.tree import TokenTree, stack_distributions
+from multidraft.decoding.walks import Verdict, WalkResult
 from multidraft.sampling.from_logits import log_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.transfer import download, upload
@@ -71,11 +70,36 @@ class Measured(NamedTuple):
     exact: bool
 
 
+class Visit(NamedTuple):
+    """A node that a walk came to: with its target scaled to a weight, the rule said this."""
+
+    node: int
+    weight: float
+    verdict: Verdict
+
+
+class CoinFlip(NamedTuple):
+    """A coin that a walk threw: it shows yes where the number is below the probability."""
+
+    probability: float
+    number: float
+    yes: bool
+
+
+class Decision(NamedTuple):
+    """How a step ends, row by row."""
+
+    walk_results: list[WalkResult]
+    last: list[int]  # the one more token
+    numbers: list[float]  # which it was drawn with
+    events: list[list[Visit | CoinFlip]]
+
+
 @dataclass
 class StepRecord:
     """One step, row by row in the order of the state's rows."""
 
-    scores: Scored  # the target's logits and distributions at the nodes of the trees
+    targets: Targets  # logits and distributions at the nodes of the trees
     events: list[list[Visit | CoinFlip]]  # of the rows' walks, in order
     walk_results: list[WalkResult]  # the accepted nodes below the root, and what the one more token was drawn from
     emitted: list[Emitted]  # the accepted tokens and one more; nothing where there was a fault
@@ -89,7 +113,7 @@ class StepRecord:
     @property
     def trees(self) -> list[TokenTree]:
         """The rows' trees."""
-        return self.scores.trees
+        return self.targets.trees
 
     @property
     def is_catching_up(self) -> bool:
@@ -99,7 +123,7 @@ class StepRecord:
     @property
     def faults(self) -> dict[int, RowFault]:
         """Rows that cannot go on, for their models or processors have no distribution for them: drop them."""
-        return self.scores.faults
+        return self.targets.faults
 
 
 def acceptance_of(events: list[Visit | CoinFlip]) -> float:
@@ -107,17 +131,17 @@ def acceptance_of(events: list[Visit | CoinFlip]) -> float:
     return next((event.verdict.acceptance for event in events if isinstance(event, Visit)), 0.0)
 
 
-def measured_acceptance(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Measured]:
+def measured_acceptance(scheme: Scheme, targets: Targets, decision: Decision) -> dict[int, Measured]:
     """What is to be expected of every row at whose root the scheme drew; of none if the law's optimum is not known."""
     if scheme.law.optimal is None:
         return {}
     rates_by_row, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
-    for row, tree in enumerate(scored.trees):
-        if tree.has_drafts(0) and row not in scored.faults:
+    for row, tree in enumerate(targets.trees):
+        if tree.has_drafts(0) and row not in targets.faults:
             groups[tree.counts[0]].append(row)
     for count, rows in groups.items():
-        scheme_of_count, node_laws = scheme.with_drafts(count), [scored.trees[row].laws[0] for row in rows]
-        target = torch.from_numpy(compress_targets(scored.targets([(row, 0) for row in rows]), node_laws))
+        scheme_of_count, node_laws = scheme.with_drafts(count), [targets.trees[row].laws[0] for row in rows]
+        target = stack_targets(targets.at([(row, 0) for row in rows]))
         draft = stack_distributions(node_laws, count, padding=1)
         best, expected = optimum(target, draft, scheme_of_count.law), scheme_of_count.expected_acceptance(target, draft)
         drawn_rates = torch.tensor([acceptance_of(decision.events[row]) for row in rows], dtype=best.dtype)
@@ -127,15 +151,15 @@ def measured_acceptance(scheme: Scheme, scored: Scored, decision: Decision) -> d
     return rates_by_row
 
 
-def lookup_logprobs(scored: Scored, paths: dict[int, list[int]], tokens: list[list[int]]) -> dict[int, list[Logprob]]:
+def lookup_logprobs(targets: Targets, paths: dict[int, list[int]], tokens: list[list[int]]) -> dict[int, list[Logprob]]:
     """For the tokens of rows that ask for it, each from its node of the row's path; all of them in one copy."""
     groups = defaultdict[int, list[int]](list)
     for row in paths:
-        if (top := scored.rows[row].num_logprobs) is not None:
+        if (top := targets.rows[row].num_logprobs) is not None:
             groups[top].append(row)
     parts = list[Tensor]()
     for top, rows in groups.items():
-        logs = log_lines(scored, [(row, node) for row in rows for node in paths[row]])
+        logs = log_lines(targets, [(row, node) for row in rows for node in paths[row]])
         parts += likeliest_logs(logs, [token for row in rows for token in tokens[row]], top)
     copies, answers = iter(download(*parts)), dict[int, list[Logprob]]()
     for rows in groups.values():
@@ -144,12 +168,12 @@ def lookup_logprobs(scored: Scored, paths: dict[int, list[int]], tokens: list[li
     return answers
 
 
-def log_lines(scored: Scored, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
+def log_lines(targets: Targets, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
     """The logarithms of the distributions at nodes, which are known but at temperature 0: there that of 1 is shown."""
-    settings = [scored.rows[row].sampling for row, _ in places]
+    settings = [targets.rows[row].sampling for row, _ in places]
     if all(sampling.temperature for sampling in settings):
-        return torch.stack(scored.targets(places)).log()
-    return log_distributions(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
+        return torch.stack([target.probabilities for target in targets.at(places)]).log()
+    return log_distributions(targets.lines(places), settings, prefixes_of(targets.rows, targets.trees, places))
 
 
 def top_logprobs(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,10 +13,8 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.reader import Reader
-from multidraft.sampling.from_logits import target_distributions
-from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
-from multidraft.transfer import take, upload
+from multidraft.transfer import upload
 from multidraft.verification.scheme import Scheme
 
 RANDOM_BLOCK_NUMBERS = 64  # random numbers that are made at once: one by one they cost far more
@@ -152,45 +150,6 @@ def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int,
     prefixes = [rows[row].prefix for row, _ in places]
     pairs = zip(prefixes, paths, strict=True)
     return [None if p is None else torch.cat([p, upload(path, p.device, p.dtype)]) for p, path in pairs]
-
-
-class Scored:
-    """Every row's tree with the target's logits at its nodes, and its distributions where they have been asked for."""
-
-    def __init__(self, rows: list[Row], trees: list[TokenTree], logits: Float[Tensor, "rows nodes vocabulary"] | None):
-        self.rows, self.trees, self.logits = rows, trees, logits
-        self.known: dict[tuple[int, int], Float[Tensor, " vocabulary"]] = {}
-        self.faults: dict[int, RowFault] = {}
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the logits are where the walks run."""
-        all_logits = [self.logits, *(row.root_logits for row in self.rows)]
-        return all(logits is None or logits.is_cpu for logits in all_logits)
-
-    def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
-        """The target's logits at nodes; rows without logits at their roots have taken part in a pass."""
-        root_logits, logits = [self.rows[row].root_logits for row, _ in places], self.logits
-        if logits is None or any(line is not None for line in root_logits):
-            pairs = zip(places, root_logits, strict=True)
-            return torch.stack([cast(Tensor, logits)[place] if line is None else line for place, line in pairs])
-        rows, nodes = zip(*places, strict=True)
-        if logits.shape[1] == 1 and rows == tuple(range(len(logits))):
-            return logits[:, 0]  # no copy: where nothing is drafted in a large batch, it takes as long as the rule
-        return logits[rows[0], nodes[0]][None] if len(rows) == 1 else take(logits, rows, nodes)
-
-    def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
-        """The distributions that the output must have at nodes; rows with none are noted as faults."""
-        if new_places := [place for place in places if place not in self.known]:
-            settings = [self.rows[row].sampling for row, _ in new_places]
-            distributions, faults = target_distributions(
-                self.lines(new_places), settings, prefixes_of(self.rows, self.trees, new_places)
-            )
-            self.known |= zip(new_places, distributions, strict=True)
-            for line, fault in faults.items():
-                row, node = new_places[line]
-                self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
-        return [self.known[place] for place in places]
 
 
 def generators_for(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[torch.Generator]:

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import torch
 
+from multidraft.decoding.device_targets import targets_of
 from multidraft.decoding.draft import Drafted, draft_tree
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.record import Clock, Emitted, StepRecord, lookup_logprobs, measured_acceptance
-from multidraft.decoding.state import DecodeConfig, Row, Scored, State
+from multidraft.decoding.record import Clock, Decision, Emitted, StepRecord, lookup_logprobs, measured_acceptance
+from multidraft.decoding.state import DecodeConfig, Row, State
+from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.verify import Decision, verify
+from multidraft.decoding.verify import verify
 from multidraft.models.scores import check_whole
 from multidraft.transfer import upload
 
@@ -25,17 +27,17 @@ def step(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[State,
         with clock.part("draft"):
             drafted = draft_tree(state, config, policy)
         with clock.part("target"):
-            scored = score(state, drafted)
+            targets = score(state, drafted)
         with clock.part("rule"):
-            decision = verify(state, config, scored)
-            emitted = emit(scored, decision)
+            decision = verify(config.scheme, config.walk, targets)
+            emitted = emit(targets, decision)
         with clock.part("measure"):
             now = config.measure > 0 and state.steps % config.measure == 0
-            acceptance = measured_acceptance(config.scheme, scored, decision) if now else {}
+            acceptance = measured_acceptance(config.scheme, targets, decision) if now else {}
     with clock.part("cache"):
-        following = commit(state, scored, decision)
+        following = commit(state, targets, decision)
     record = StepRecord(
-        scores=scored,
+        targets=targets,
         events=decision.events,
         walk_results=decision.walk_results,
         emitted=emitted,
@@ -49,7 +51,7 @@ def step(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[State,
     return following, record
 
 
-def score(state: State, drafted: Drafted) -> Scored:
+def score(state: State, drafted: Drafted) -> Targets:
     """The target's logits at every node of all trees, in one pass; rows whose prompts brought them take no part."""
     trees = [tree if row.root_logits is None else None for tree, row in zip(drafted.trees, state.rows, strict=True)]
     logits = None
@@ -57,28 +59,26 @@ def score(state: State, drafted: Drafted) -> Scored:
         scores = state.target.forward([t.tokens if t else [] for t in trees], [t.parents if t else [] for t in trees])
         check_whole(scores, state.target.vocabulary, state.target)
         logits = scores.logits
-    scored = Scored(state.rows, drafted.trees, logits)
-    scored.faults |= drafted.faults
-    return scored
+    return targets_of(state.rows, drafted.trees, logits, drafted.faults)
 
 
-def emit(scored: Scored, decision: Decision) -> list[Emitted]:
+def emit(targets: Targets, decision: Decision) -> list[Emitted]:
     """The accepted tokens and the last one of every row, each with its kind, and its log-probability if asked for."""
-    emitted, paths = [Emitted([], [])] * len(scored.rows), dict[int, list[int]]()
+    emitted, paths = [Emitted([], [])] * len(targets.rows), dict[int, list[int]]()
     for row, (walk_result, last) in enumerate(zip(decision.walk_results, decision.last, strict=True)):
-        if row not in scored.faults:
+        if row not in targets.faults:
             path, paths[row] = walk_result.path, [0, *walk_result.path]
             kinds = ["accepted"] * len(path) + ["bonus" if walk_result.residual is None else "recovered"]
-            emitted[row] = Emitted([*(scored.trees[row].tokens[node] for node in path), last], kinds)
-    for row, logprobs in lookup_logprobs(scored, paths, [row.tokens for row in emitted]).items():
+            emitted[row] = Emitted([*(targets.trees[row].tokens[node] for node in path), last], kinds)
+    for row, logprobs in lookup_logprobs(targets, paths, [row.tokens for row in emitted]).items():
         emitted[row] = replace(emitted[row], logprobs=logprobs)
     return emitted
 
 
-def commit(state: State, scored: Scored, decision: Decision) -> State:
+def commit(state: State, targets: Targets, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     paths = [[0, *walk_result.path] for walk_result in decision.walk_results]
-    if scored.logits is not None:
+    if targets.logits is not None:
         states = state.target.commit(
             [path if row.root_logits is None else [] for path, row in zip(paths, state.rows, strict=True)]
         )
@@ -86,12 +86,12 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
             state.draft.observe(states)
     unread = [list[int]() for _ in paths]
     if state.draft is not None:
-        pairs = zip(state.rows, scored.trees, paths, strict=True)
+        pairs = zip(state.rows, targets.trees, paths, strict=True)
         kept, unread = map(list, zip(*(committed_places(row, tree, path) for row, tree, path in pairs), strict=True))
         if any(kept):
             state.draft.commit(kept)
-    rows = [next_row(*parts) for parts in zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)]
-    return State(state.target, state.draft, rows, state.steps + (scored.logits is not None))
+    rows = [next_row(*parts) for parts in zip(state.rows, targets.trees, paths, decision.last, unread, strict=True)]
+    return State(state.target, state.draft, rows, state.steps + (targets.logits is not None))
 
 
 def committed_places(row: Row, tree: TokenTree, path: list[int]) -> tuple[list[int], list[int]]:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.record import StepRecord
+from multidraft.decoding.record import CoinFlip, StepRecord, Visit
 from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.verify import CoinFlip, Visit
 from multidraft.io import journal
 from multidraft.sampling.settings import Sampling
 
@@ -82,11 +81,7 @@ def json_value(value: object) -> object:
 def describe_step(record: StepRecord, index: int) -> dict[str, Any]:
     """One row's tree, its walk, and what it emits: the last token with its share of what it was drawn from."""
     emitted, walk_result = record.emitted[index], record.walk_results[index]
-    weights = (
-        record.scores.targets([(index, walk_result.leaf)])[0]
-        if walk_result.residual is None
-        else walk_result.residual.token_weights()
-    )
+    weights = record.targets.last_weights(index, walk_result)
     cumulative, token = weights.cumsum(-1, dtype=torch.float64), emitted.tokens[-1]
     share = {"from": float(cumulative[token - 1]) if token > 0 else 0.0, "to": float(cumulative[token])}
     last = {"token": token, "kind": emitted.kinds[-1], "number": record.numbers[index]}
@@ -107,7 +102,7 @@ def describe_node(record: StepRecord, index: int, node: int) -> dict[str, Any]:
     probs, places = tree.laws[node].probabilities, [place for place in tree.places[node] if place >= 0]
     lines = [probs if probs.ndim == 1 else probs[position % len(probs)] for position in range(len(places))]
     drafted = [token for token in tree.tuples[node] if token >= 0]
-    (target,) = record.scores.targets([(index, node)])
+    target = record.targets.at([(index, node)])[0].probabilities
     return described | {
         "drafted": drafted,
         "draft": [float(line[place]) for line, place in zip(lines, places, strict=True)],

@@ -1,12 +1,13 @@
 """Trees of drafts: the shape that is asked for, and one row's tree as it was drawn."""
 
 import math
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,15 +18,6 @@ from multidraft.decoding.shapes import TreeShape
 
 Path = tuple[int, ...]
 MIN_COMPLETE_MASS = 0.999  # the sum of probabilities from which on nothing is missing
-
-
-class TargetOnSupport(NamedTuple):
-    """What the CPU knows of a distribution on a device: the probabilities of a draft law's ids, and of all others."""
-
-    values: Float[np.ndarray, " support"]
-    others_before: Float[np.ndarray, " support"]  # the sums of the other tokens' probabilities up to each id
-    others: float  # the sum of all of them
-    token: int  # that the row's last number draws from the others alone
 
 
 @dataclass
@@ -39,7 +31,6 @@ class NodeLaw:
     probabilities: Float[np.ndarray, "*drafters support"]  # float64; each line sums to one
     logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
     partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
-    target: TargetOnSupport | None = None  # of the target's distribution at the node, where it was fetched
 
     @cached_property
     def known(self) -> list[float] | None:
@@ -59,6 +50,19 @@ class NodeLaw:
             return 1.0
         logits = self.logits.float().cpu().numpy()
         return math.exp(logits.max()) if self.partial else 1 / float(np.exp(logits - logits.max()).sum())
+
+
+def stack_distributions(
+    node_laws: Sequence[NodeLaw], drafts: int, padding: int = 0
+) -> Float[Tensor, "nodes *drafts support"]:
+    """The distributions over places in their ids, and `padding` zeros or more; several drafters take turns."""
+    lines = [law.probabilities for law in node_laws]
+    if lines[0].ndim > 1:
+        lines = [line[np.arange(drafts) % len(line)] for line in lines]
+    filled = np.zeros((len(node_laws), *lines[0].shape[:-1], padding + max(line.shape[-1] for line in lines)))
+    for place, line in enumerate(lines):
+        filled[place, ..., : line.shape[-1]] = line
+    return torch.from_numpy(filled)
 
 
 @dataclass

@@ -90,6 +90,11 @@ def can_be_pending(sampling: Sampling) -> bool:
     return sampling.before is None and sampling.after is None
 
 
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the target is the likeliest token alone."""
+    return sampling.temperature == 0 and can_be_pending(sampling)
+
+
 def pending_distributions(logits: Lines, settings: Sequence[Sampling]) -> tuple[Lines, Bool[Tensor, " lines"]]:
     """`target_distributions`, and which lines are settled; all on the logits' device, where the CPU does not wait.
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.decoding import draft, verify
-from multidraft.decoding.tree import NodeLaw, TokenTree
+from multidraft.decoding.targets import NodeTarget
+from multidraft.decoding.tree import NodeLaw, TokenTree, stack_distributions
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.table import TableModel, random_table
 from multidraft.verification.scheme import Scheme
@@ -38,13 +39,14 @@ def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
 
 def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list[tuple[Tensor, Tensor]]:
     """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary."""
-    drafted, _ = scheme.law.tuples(draft.stack_distributions([law], scheme.drafts)[0])
+    drafted, _ = scheme.law.tuples(stack_distributions([law], scheme.drafts)[0])
     dense = np.zeros((*law.probabilities.shape[:-1], SIZE))
     dense[..., law.ids] = law.probabilities
-    whole, emissions = draft.stack_distributions([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
+    whole, emissions = stack_distributions([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
     for places in drafted.tolist():
         tree = node(scheme, law, places)
-        (verdict,) = verify.batched_outcomes(scheme, [tree], {0: (0, weight)}, {0: target}).values()
+        query = verify.NodeQuery(tree, 0, weight, NodeTarget(target, law.ids))
+        (verdict,) = verify.batched_outcomes(scheme, [query])
         tokens = torch.tensor([tree.tuples[0]])
         outcome = scheme.verify(weight * target[None], whole, tokens)
         emissions.append((emitted(tree, verdict), outcome.law()[0]))
@@ -74,7 +76,7 @@ def test_the_expanded_outcome_is_that_of_the_whole_problem(name: str, weight: fl
     """Solvers may find another one of several solutions: theirs is lossless, and accepts as much."""
     scheme, law, target = scheme_of(name)
     pairs, within = laws_of(scheme, target, law, weight), 1e-6 if scheme.entry.small else EXACT
-    _, chance = scheme.law.tuples(draft.stack_distributions([law], scheme.drafts)[0])
+    _, chance = scheme.law.tuples(stack_distributions([law], scheme.drafts)[0])
     if scheme.within or not scheme.entry.small:
         for ours, whole in pairs:
             assert torch.allclose(ours, whole, rtol=0, atol=within)
@@ -82,7 +84,7 @@ def test_the_expanded_outcome_is_that_of_the_whole_problem(name: str, weight: fl
         assert torch.allclose(chance @ torch.stack([ours for ours, _ in pairs]), weight * target, rtol=0, atol=within)
 
 
-def sharing(laws: list[NodeLaw], drafts: int, padding: int = 0, right=draft.stack_distributions) -> Tensor:
+def sharing(laws: list[NodeLaw], drafts: int, padding: int = 0, right=stack_distributions) -> Tensor:
     """The mutant: the other tokens are told to have been drafted, too."""
     dense = right(laws, drafts, padding)
     dense[..., -1] = 0.3 * padding
@@ -100,7 +102,7 @@ LOOKING = [name for name in NAMES if not name.endswith(":naive") and not name.st
 @pytest.mark.parametrize("name", LOOKING)
 def test_other_tokens_with_a_share_of_the_draft_law_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, law, target = scheme_of(name)
-    _, chance = scheme.law.tuples(draft.stack_distributions([law], scheme.drafts)[0])
+    _, chance = scheme.law.tuples(stack_distributions([law], scheme.drafts)[0])
     monkeypatch.setattr(verify, "stack_distributions", sharing)
     ours = torch.stack([ours for ours, _ in laws_of(scheme, target, law, 1.0)])
     assert float((chance @ ours - target).abs().max()) > BIASED

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import multidraft as md
-from multidraft.decoding import verify
-from multidraft.decoding.state import Randomness, Row, Scored
+from multidraft.decoding import targets
+from multidraft.decoding.state import Randomness, Row
+from multidraft.decoding.targets import LikeliestToken, NodeTarget, Targets, stack_targets
 from multidraft.decoding.tree import TokenTree
+from multidraft.decoding.walks import WalkResult
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
@@ -32,27 +35,43 @@ def test_the_likeliest_tokens_are_written(tree: str, monkeypatch: pytest.MonkeyP
     for _ in range(COUNT):
         expected.append(int(LIKELIEST(tuple(expected)).argmax()))
     assert written(tree) == expected[len(PROMPT) :]
-    monkeypatch.setattr(verify, "greedy_tokens", lambda *_: {})
+    monkeypatch.setattr(targets.Targets, "likeliest_tokens", lambda *_: {})
     assert written(tree) == expected[len(PROMPT) :]  # drawn from distributions
 
 
 @pytest.mark.parametrize("tree", TREES)
 def test_others_are_caught(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = written(tree)
-    monkeypatch.setattr(verify, "most_likely_tokens", lambda logits: logits.topk(2).indices[:, 1])
+    monkeypatch.setattr(targets, "most_likely_tokens", lambda logits: logits.topk(2).indices[:, 1])
     assert written(tree) != expected
 
 
-def test_no_distribution_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = written("1")
-    monkeypatch.setattr(verify, "draw_by_device", lambda weights, _: {} if not weights else pytest.fail("drawn"))
-    assert written("1") == expected
+@pytest.mark.parametrize("tree", TREES)
+def test_no_distribution_is_asked_for(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = written(tree)
+    for name in ("target_distributions", "pick_each"):
+        monkeypatch.setattr(targets, name, lambda *_, name=name: pytest.fail(name))
+    assert written(tree) == expected
+
+
+def test_a_rule_sees_what_it_sees_of_the_distribution() -> None:
+    """The places of the token that is certain are those of its distribution, whether it can be drafted or not."""
+    logits, ids = torch.tensor([0.0, 3.0, 1.0]), np.array([2, 1])
+    for line in (logits, logits.flip(0)):
+        certain = LikeliestToken(int(line.argmax()), line, ids)
+        whole = NodeTarget(certain.probabilities, ids)
+        assert torch.equal(stack_targets([certain]), stack_targets([whole]))
+        assert torch.equal(certain.probabilities, torch.eye(3)[line.argmax()])
 
 
 def test_rows_that_are_left_to_be_drawn() -> None:
     """T = 1, scores that are no numbers, and a row that has a fault."""
-    logits = torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]], [[0.0, torch.nan]], [[2.0, 1.0]], [[0.0, -torch.inf]]])
+    logits = torch.tensor([[[0.0, 9.0]], [[99.0, 1.0]], [[0.0, torch.nan]], [[2.0, 1.0]], [[0.0, -torch.inf]]])
     rows = [Row(Sampling(temperature), Randomness(torch.Generator()), 0, 0) for temperature in (0, 1, 0, 0, 0)]
-    scored = Scored(rows, [TokenTree([0], True) for _ in rows], logits)
-    scored.faults[3] = RowFault("the draft model", "fails")
-    assert verify.greedy_tokens(scored, dict.fromkeys(range(5), 0)) == {0: 1, 4: 0}
+    trees, fault = [TokenTree([0], True) for _ in rows], RowFault("the draft model", "fails")
+    node_targets = Targets(rows, trees, logits, {3: fault})
+    tokens = node_targets.draw([WalkResult() for _ in rows], [0.5] * 5)
+    kinds = {row: type(target) for (row, _), target in node_targets.known.items()}
+    assert kinds == {0: LikeliestToken, 1: NodeTarget, 2: NodeTarget, 4: LikeliestToken}
+    assert [tokens[row] for row in (0, 1, 3, 4)] == [1, 0, -1, 0]
+    assert [*node_targets.faults] == [3, 2]

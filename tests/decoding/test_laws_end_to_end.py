@@ -24,9 +24,9 @@ from multidraft.auditing.enumeration import (
     target_law,
 )
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, Randomness, Row, Scored
+from multidraft.decoding.state import DecodeConfig, Randomness, Row
+from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree, Tree
-from multidraft.decoding.verify import draw_last_tokens
 from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, WalkResult, commit
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
@@ -176,8 +176,8 @@ class Nothing(Residual):
 
 def test_the_likeliest_token_is_emitted_where_nothing_but_rounding_is_left():
     row = Row(Sampling(), Randomness(torch.Generator()), 0, 0)
-    scored = Scored([row], [TokenTree([0])], torch.tensor([[[0.0, 1.0]]]))
-    assert draw_last_tokens(scored, [WalkResult([], Nothing())], [0.5], {}) == [1]
+    targets = Targets([row], [TokenTree([0])], torch.tensor([[[0.0, 1.0]]]))
+    assert targets.draw([WalkResult([], Nothing())], [0.5]) == [1]
 
 
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():

@@ -15,7 +15,8 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import Plan, StaticTree
 from multidraft.decoding.record import Emitted, StepRecord
 from multidraft.decoding.request import Request
-from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, DecodeConfig, Scored
+from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, DecodeConfig
+from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.table import TableModel, random_table
@@ -125,7 +126,7 @@ def expectation(forest: Forest, depth: int, branches: list[Branch]) -> list[list
     """Exact probabilities that depth d is accepted, and expected accepted tokens by their place in the tuple."""
     depths, ranks = [0.0] * depth, [0.0] * 4
     for branch in branches:
-        tree = forest.scored.trees[branch.tree]
+        tree = forest.targets.trees[branch.tree]
         for level, node in enumerate(branch.walk_result.path):
             depths[level] += branch.probability
             ranks[tree.tuples[tree.parents[node]].index(tree.tokens[node])] += branch.probability
@@ -137,21 +138,21 @@ def counts(forest: Forest, depth: int, branches: list[Branch]) -> list[list[floa
     sums = [[0.0] * depth, [0.0] * 4]
     for branch in branches:
         info = Info()
-        info.add(record_of(forest.scored, branch))
+        info.add(record_of(forest.targets, branch))
         for sums_of_row, numbers in zip(sums, (info.accepted_at_depth, info.ranks), strict=True):
             for index, number in enumerate(numbers):
                 sums_of_row[index] += number * branch.probability
     return sums
 
 
-def record_of(scored: Scored, branch: Branch) -> StepRecord:
+def record_of(targets: Targets, branch: Branch) -> StepRecord:
     """A step that went like this."""
-    scored_row = Scored([scored.rows[branch.tree]], [scored.trees[branch.tree]], None)
+    targets_of_row = Targets([targets.rows[branch.tree]], [targets.trees[branch.tree]], None)
     kinds = ["accepted"] * len(branch.walk_result.path) + [
         "bonus" if branch.walk_result.residual is None else "recovered"
     ]
     emitted = Emitted(list(branch.emitted), kinds)
-    return StepRecord(scored_row, [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})
+    return StepRecord(targets_of_row, [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})
 
 
 CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:recursive_rejection", "2x2")]

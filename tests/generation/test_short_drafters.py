@@ -73,7 +73,7 @@ def test_a_row_behind_the_drafters_context_goes_on_without_drafts(name):
     drafted: dict[bool, set[bool]] = {True: set(), False: set()}
 
     def note(record: Any, requests: Any) -> None:
-        for row, tree, is_first in zip(record.scores.rows, record.trees, record.scored, strict=True):
+        for row, tree, is_first in zip(record.targets.rows, record.trees, record.scored, strict=True):
             if is_first and row.root_logits is None:
                 drafted[row.position < SHORT].add(len(tree) > 1)
 

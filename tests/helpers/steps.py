@@ -19,10 +19,11 @@ from multidraft.auditing.enumeration import (
     target_law,
 )
 from multidraft.decoding.policy import StaticTree, TreePolicy
-from multidraft.decoding.state import DecodeConfig, Scored, State, gather
+from multidraft.decoding.record import Decision
+from multidraft.decoding.state import DecodeConfig, State, gather
 from multidraft.decoding.step import commit
+from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.verify import Decision
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
@@ -74,9 +75,9 @@ def laws_of_rows(state: State, way: Way, steps: int) -> list[Law]:
 def follow(forest: Forest, branches: list[Branch]) -> State:
     """The state after each of the branches, one a row, so that the next step can be enumerated too."""
     rows = [branch.tree for branch in branches]
-    state, scored = gather(forest.state, rows), forest.scored
-    logits = None if scored.logits is None else scored.logits[rows]
+    state, targets = gather(forest.state, rows), forest.targets
+    logits = None if targets.logits is None else targets.logits[rows]
     decision = Decision(
         [branch.walk_result for branch in branches], [branch.emitted[-1] for branch in branches], [], []
     )
-    return commit(state, Scored(state.rows, [scored.trees[row] for row in rows], logits), decision)
+    return commit(state, Targets(state.rows, [targets.trees[row] for row in rows], logits), decision)

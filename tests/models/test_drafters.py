@@ -13,8 +13,8 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.decoding import verify
-from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.walks import WALKS, Verdict
+from multidraft.decoding.tree import NodeLaw
+from multidraft.decoding.walks import WALKS
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.huggingface.loading import first_layers
 from multidraft.models.ngram import CountingReader, Lookup, NGram
@@ -116,10 +116,7 @@ def tell(scheme: str, laws: Callable[..., Tensor], monkeypatch) -> None:
     """Tell the rule these laws, also at nodes with a single draft, where it is otherwise asked in a shorter way."""
     alone = md.scheme(scheme).with_drafts(1)
 
-    def coupled(tree: TokenTree, node: int, weight: float, target: Tensor) -> Verdict:
-        return verify.batched_outcomes(alone, [tree], {0: (node, weight)}, {0: target})[0]
-
-    monkeypatch.setattr(verify, "single_draft_outcome", coupled)
+    monkeypatch.setattr(verify, "single_draft_outcome", lambda query: verify.batched_outcomes(alone, [query])[0])
     monkeypatch.setattr(verify, "stack_distributions", laws)
 
 

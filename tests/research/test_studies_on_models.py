@@ -138,7 +138,7 @@ def test_expected_tokens_are_those_of_the_law_of_a_step(walk: str) -> None:
     way = fixed("2x1", walk)
     law = step_law(*tables(), [0], *way)
     forest = all_trees(first_state(*tables(), [0], *way), *way)
-    tokens = zip(forest.probability, expected_tokens(forest.scored, way[0]), strict=True)
+    tokens = zip(forest.probability, expected_tokens(forest.targets, way[0]), strict=True)
     assert sum(chance * count for chance, count in tokens) == pytest.approx(1 + law.accepted, abs=1e-9)
 
 

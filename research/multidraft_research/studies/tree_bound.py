@@ -17,7 +17,7 @@ MOST_VARIABLES = 20_000  # HiGHS takes about a minute
 def realised_trees(forest: Forest) -> dict[Realised, float]:
     """The trees that can be drawn with their probabilities; drafts that differ in their order alone are one tree."""
     trees: dict[Realised, float] = {}
-    for drafted, probability in zip(forest.scored.trees, forest.probability, strict=True):
+    for drafted, probability in zip(forest.targets.trees, forest.probability, strict=True):
         nodes = range(1, len(drafted))
         tree = frozenset(tuple(drafted.tokens[above] for above in drafted.path(node)) for node in nodes)
         trees[tree] = trees.get(tree, 0.0) + probability

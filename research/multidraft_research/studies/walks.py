@@ -94,5 +94,5 @@ def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Co
 
 def accepted(forest: Forest, config: DecodeConfig, walk: Walker) -> float:
     """The expected number of accepted tokens, exactly: over every tree and every answer to every coin."""
-    walk_results = all_walk_results(forest.scored, config, walk)
+    walk_results = all_walk_results(forest.targets, config, walk)
     return sum(forest.probability[tree] * chance * len(walk_result.path) for tree, chance, walk_result in walk_results)

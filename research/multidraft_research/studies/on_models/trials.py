@@ -9,8 +9,9 @@ from multidraft.auditing.enumeration import all_walk_results
 from multidraft.autotune.estimates import Work
 from multidraft.decoding.draft import draft_tree
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.state import DecodeConfig, Scored, State
+from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import score
+from multidraft.decoding.targets import Targets
 from multidraft.decoding.walks import deferred
 
 
@@ -33,13 +34,13 @@ def tried(state: State, config: DecodeConfig, policy: TreePolicy) -> Trial:
     return Trial(tokens, Work(len(levels), len(tree.laws), len(tree) - 1))
 
 
-def expected_tokens(scored: Scored, config: DecodeConfig) -> list[float]:
+def expected_tokens(targets: Targets, config: DecodeConfig) -> list[float]:
     """By row the tokens that a step emits on the average over coins, on the tree that was drawn.
 
     The deferred walk is taken without its coin for small claims: with it, the ways to go double at every such child.
     """
     walk = partial(deferred, smallest=0.0) if config.walk == "deferred" else config.walk
-    tokens = [1.0] * len(scored.trees)
-    for row, chance, walk_result in all_walk_results(scored, config, walk):
+    tokens = [1.0] * len(targets.trees)
+    for row, chance, walk_result in all_walk_results(targets, config, walk):
         tokens[row] += chance * len(walk_result.path)
     return tokens
