@@ -113,8 +113,8 @@ class NodeResidual(Residual):
     def token_weights(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token: the others have their share of the target."""
         line = self.target.probabilities
-        ids, on_ids = upload(self.target.ids, line.device), upload(self.on_ids, line.device)
-        return (line.double() * self.share).index_copy_(0, ids, on_ids)
+        ids, on_ids = upload(self.target.ids, line.device), upload(self.on_ids, line.device, torch.float64)
+        return line.to(torch.float64, copy=True).mul_(self.share).index_copy_(0, ids, on_ids)
 
 
 class Targets:
