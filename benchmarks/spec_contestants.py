@@ -9,7 +9,7 @@ import torch
 
 import multidraft as md
 from multidraft.cli.models import Loader, load
-from multidraft.cli.report import widened
+from multidraft.cli.report import with_whole_vocabulary
 from multidraft.zoo import smollm2
 
 SERVER_PATIENCE = 600  # seconds until it has answered
@@ -59,7 +59,7 @@ def of_engine(
         if not only or f"{name}{suffix}" in only
     }
     if engine == "transformers":
-        assistant = widened(drafter(target, "DRAFT", loader), base.target.config.vocab_size)
+        assistant = with_whole_vocabulary(drafter(target, "DRAFT", loader), base.target.config.vocab_size)
         return partial(ids_of, chat), all_contestants | theirs(base.target, assistant, new_tokens)
     from llama_plain import decode
 

@@ -37,7 +37,6 @@ SEED_HELP = (
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_PLAN_BYTES = 2**24
 MAX_NUMBER = 2**32  # more than any option needs; all libraries below accept it
-OLD_NAME = re.compile("^--new-tokens(?=$|=)"), "--max-new-tokens"  # an option by its old name
 
 
 def option(text: str, panel: str, *names: str, **settings: Any) -> Any:
@@ -110,7 +109,7 @@ class CheckedCommand(TyperCommand):
         for option, value in pairwise([*words, "end"]):
             if option.startswith("--") and value == "" and option != "--prompt":
                 raise AdviceError(f"{option} is empty; give it a value, or leave it out")
-        remaining = super().parse_args(ctx, [OLD_NAME[0].sub(OLD_NAME[1], arg) for arg in args])
+        remaining = super().parse_args(ctx, args)
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             for fault in filter(None, map(fault_of, value if isinstance(value, list | tuple) else [value])):

@@ -262,13 +262,14 @@ def baselines(pair: "Models", settings: dict[str, Any], target: str) -> dict[str
     if target == SMOLLM2 and isinstance(pair.draft, Reader) and pair.draft.hidden_layers:
         drafts = drafts or [small_draft()]
     if len(drafts) == 1:
-        keywords[ASSISTED] = {"assistant_model": widened(drafts[0], pair.target.config.get_text_config().vocab_size)}
+        vocabulary = pair.target.config.get_text_config().vocab_size
+        keywords[ASSISTED] = {"assistant_model": with_whole_vocabulary(drafts[0], vocabulary)}
     return keywords
 
 
 @cache
-def widened(draft: Any, vocabulary: int) -> Any:
-    """Give a draft model with a partial vocabulary the whole one; the added tokens have probability 0."""
+def with_whole_vocabulary(draft: Any, vocabulary: int) -> Any:
+    """A copy of a draft model with a part of the vocabulary, for the whole of it; added tokens have probability 0."""
     import copy
 
     import torch
@@ -276,20 +277,18 @@ def widened(draft: Any, vocabulary: int) -> Any:
     ids = getattr(draft.config, "target_ids", None)
     if ids is None:
         return draft
-    places, count = torch.full((vocabulary,), len(ids)), len(ids)
-    places[ids] = torch.arange(count)
+    places, count = torch.full((vocabulary,), len(ids), device=draft.device), len(ids)
+    places[ids] = torch.arange(count, device=draft.device)
 
-    class Widened(type(draft)):  # type: ignore[misc]  # whatever the draft is
-        def forward(self, input_ids: Any = None, **others: Any) -> Any:
-            output = super().forward(input_ids=places[input_ids], **others)
-            logits = output.logits.new_full((*output.logits.shape[:2], vocabulary), -float("inf"))
-            logits[..., ids] = output.logits[..., :count]
-            output.logits = logits
-            return output
+    def all_scores(head: Any, states: Any, scores: torch.Tensor) -> torch.Tensor:
+        whole = scores.new_full((*scores.shape[:-1], vocabulary), -float("inf"))
+        whole[..., ids] = scores[..., :count]
+        return whole
 
-    wide = copy.copy(draft)
-    wide.__class__, wide.config = Widened, copy.deepcopy(draft.config)
+    wide = copy.deepcopy(draft)
     wide.config.vocab_size = vocabulary
+    wide.get_input_embeddings().register_forward_pre_hook(lambda embedding, tokens: places[tokens[0]])
+    wide.get_output_embeddings().register_forward_hook(all_scores)
     return wide
 
 

@@ -24,7 +24,6 @@ from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import Faults, RowFault
 from multidraft.verification.law import Law
 
-MAX_SUPPORT_TOKENS: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_distributions`
 Places = list[tuple[int, int]]  # rows with nodes
 MAX_LAG = 64  # tokens before the root that are read in the same pass as it
 
@@ -137,7 +136,6 @@ def read_level(
             drafts=policy.limits.max_drafts,
             vocabulary=state.target.vocabulary,
             ids=ids,
-            support=MAX_SUPPORT_TOKENS,
         )
         levels.append(LevelLaws(logits, *laws))
     law, is_partial = config.scheme.law, len(scores) == 1 and scores[0].is_partial

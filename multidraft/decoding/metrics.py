@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,30 +107,6 @@ class Info:
             yield
         finally:
             self.seconds["rest"] += time.perf_counter() - start - (self.total_seconds - before)
-
-    @property
-    def drafts(self) -> int:
-        """The old name of `draft_steps`; deprecated."""
-        warnings.warn("info.drafts is now info.draft_steps", DeprecationWarning, stacklevel=2)
-        return self.draft_steps
-
-    @property
-    def levels(self) -> int:
-        """The old name of `draft_passes`; deprecated."""
-        warnings.warn("info.levels is now info.draft_passes", DeprecationWarning, stacklevel=2)
-        return self.draft_passes
-
-    @property
-    def corrected(self) -> int:
-        """The old name of `recovered`; deprecated."""
-        warnings.warn("info.corrected is now info.recovered", DeprecationWarning, stacklevel=2)
-        return self.recovered
-
-    @property
-    def watch(self) -> "Info":
-        """What had the `seconds` in version 0.1.0; deprecated."""
-        warnings.warn("info.watch.seconds is now info.seconds", DeprecationWarning, stacklevel=2)
-        return self
 
     @property
     def block_efficiency(self) -> float:

@@ -21,7 +21,6 @@ from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED_TREE
 from multidraft.models.base import (
     check_ids,
-    check_method_names,
     check_sizes,
     other_tokens,
     undrafted_note,
@@ -118,8 +117,6 @@ def check_model(model: Any, name: str) -> None:
     """Raise unless it is a model that the loop can read with, on a device that has float64."""
     if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
         raise AdviceError(f"the {name} model is compiled; pass the model itself, with compile=True")
-    if not isinstance(model, PreTrainedModel | type):
-        check_method_names(model, name)
     if isinstance(model, type) or not isinstance(model, PreTrainedModel | Reader):
         raise AdviceError(
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "

@@ -150,19 +150,6 @@ class Object(Field):
 
 
 @dataclass(frozen=True)
-class Either(Field):
-    """One kind of object where a field marks it; else another kind of value."""
-
-    mark: str
-    marked: Field
-    unmarked: Field
-
-    def read(self, value: Any, name: str) -> Any:
-        """The value, as its kind."""
-        return (self.marked if isinstance(value, dict) and self.mark in value else self.unmarked).read(value, name)
-
-
-@dataclass(frozen=True)
 class Table(Field):
     """A JSON object whose keys match a pattern; all values have the same kind."""
 

@@ -36,13 +36,13 @@ def read_lines(path: Path, what: str) -> tuple[list[bytes], bytes]:
 
 
 def read_records(lines: list[bytes], path: Path, advice: str = ADVICE) -> list[Record]:
-    """The JSON objects of complete lines, without the checksums of version 0.2.0; raises AdviceError at other lines."""
+    """The JSON objects of complete lines; raises AdviceError at other lines."""
     records = []
     for number, line in enumerate(lines, 1):
         record = parse(line, f"{path} line {number}", advice)
         if not isinstance(record, dict):
             raise AdviceError(f"{path} line {number} is no JSON object; {advice}")
-        records.append({name: value for name, value in record.items() if name != "check"})
+        records.append(record)
     return records
 
 

@@ -21,24 +21,6 @@ USE_SAME_TOKENIZER = "choose a draft model that has the target's tokenizer"
 MAX_CHUNK_TOKENS = 512  # of a text in one forward pass: bounds the memory of the attention mask
 
 
-LanguageModel = Reader  # its name in version 0.2
-RENAMED_METHODS = {  # names of version 0.2 that a model of a user's may still have
-    "fresh": "new",
-    "part": "fork",
-    "keep": "commit",
-    "select": "gather",
-    "join": "extend",
-    "hear": "observe",
-    "hears": "hidden_layers",
-}
-
-
-def check_method_names(model: Any, name: str) -> None:
-    """Raise where a model has methods by the names of version 0.2."""
-    if renamed := [f"{old} to {new}" for old, new in RENAMED_METHODS.items() if hasattr(model, old)]:
-        raise AdviceError(f"the {name} model has methods by their names of 0.2; rename {', '.join(renamed)}")
-
-
 def check_ids(model: object, vocabulary: int) -> None:
     """Raise unless the columns of a draft model, and of its drafters, are distinct tokens of the target's."""
     if not isinstance(model, Reader):

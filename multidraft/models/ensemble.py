@@ -1,6 +1,5 @@
 """Several drafters as one: side by side, each with drafts of its own, or mixed into one distribution."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -20,16 +19,7 @@ from multidraft.verification.distributions import described
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 MAX_MEMBER_TOKENS = 256  # that a member brings into a mixture, its most likely ones
-RENAMED_CLASSES = {"Copying": "LookupThenModel", "Several": "SideBySide", "Together": "DrafterGroup"}
 MIN_CERTAINTY = 0.5  # of a match, from which on the other drafter is not asked
-
-
-def __getattr__(name: str) -> Any:
-    """The names of version 0.2, which go away after the next one."""
-    if name not in RENAMED_CLASSES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"{name} is now called {RENAMED_CLASSES[name]}", DeprecationWarning, stacklevel=2)
-    return globals()[RENAMED_CLASSES[name]]
 
 
 class DrafterGroup(Reader):

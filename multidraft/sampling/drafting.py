@@ -50,17 +50,16 @@ def draft_distributions(
     drafts: int,
     vocabulary: int,
     ids: Ids = None,
-    support: int | None = None,
 ) -> tuple[list[DraftDistribution], Faults]:
     """The distributions that drafts are drawn from, in float64 on the CPU, and the faults of lines that have none.
 
-    A line with a fault gets token 0. At most `support` tokens have a probability. By default these are all tokens of a
-    small vocabulary, and all but a thin tail of a large one. At temperature 0 the distribution ranks the `drafts` most
+    A line with a fault gets token 0. All tokens of a small vocabulary have a probability, and all but a thin tail of a
+    large one, at most `MAX_SUPPORT`. At temperature 0 the distribution ranks the `drafts` most
     likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are no tokens of the target. The
     output is exact with any draft distribution, so a processor that fails on the draft model's scores is skipped.
 
-    >>> draft_distributions(torch.tensor([[0.0, 2.0, 2.0]]), [Sampling()], drafts=1, vocabulary=3, support=2)[0]
-    [DraftDistribution(ids=array([1, 2]), probabilities=array([0.5, 0.5]))]
+    >>> draft_distributions(torch.tensor([[2.0, 2.0]]), [Sampling()], drafts=1, vocabulary=2)[0]
+    [DraftDistribution(ids=array([0, 1]), probabilities=array([0.5, 0.5]))]
     """
     logits = logits if ids is not None else logits[:, :vocabulary]
     if ids is not None and ids.ndim > 1:  # columns are few
@@ -78,7 +77,7 @@ def draft_distributions(
         group_ids = ids if ids is None or ids.ndim == 1 else ids[lines_of_group]
         group_prefixes = prefixes and [prefixes[line] for line in lines_of_group]
         group_logits = logits if len(lines_of_group) == count else take(logits, lines_of_group)
-        group = distributions_of_group(group_logits, sampling, group_prefixes, drafts, group_ids, vocabulary, support)
+        group = distributions_of_group(group_logits, sampling, group_prefixes, drafts, group_ids, vocabulary)
         for line, distribution in zip(lines_of_group, group, strict=True):
             if not len(distribution.ids):
                 line_ids = ids if ids is None or ids.ndim == 1 else ids[line]
@@ -119,7 +118,6 @@ def distributions_of_group(
     drafts: int,
     ids: Ids,
     vocabulary: int,
-    support: int | None,
 ) -> list[DraftDistribution]:
     """The distributions of lines with the same settings; one has no tokens if its line makes no distribution."""
     if sampling.before is not None or (sampling.after is not None and sampling.temperature > 0):
@@ -127,8 +125,7 @@ def distributions_of_group(
         logits, sampling = process(logits, sampling, prefixes)
     logits, size = upcast(logits), logits.shape[-1]
     greedy, is_large = sampling.temperature == 0, size > MAX_FULL_VOCABULARY
-    support = support or (MAX_SUPPORT if is_large else size)
-    max_columns = min(drafts if greedy else sampling.top_k or size, support, size)
+    max_columns = min(drafts if greedy else sampling.top_k or size, MAX_SUPPORT if is_large else size, size)
     top_p = sampling.top_p if not greedy and sampling.top_p is not None and sampling.top_p < 1 else None
     whole_weights = total_weights(logits, sampling.temperature) if top_p and sampling.top_k is None else None
     if not logits.is_cpu:

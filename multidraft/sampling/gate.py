@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.verification.loops import compiled, lines, paired, sum_of
+from multidraft.verification import loops
+from multidraft.verification.loops import compiled, lines, sum_of
 
 Lines = Float[Tensor, "lines vocabulary"]
 MIN_EXPONENT = np.float32(-126)  # of normal float32 numbers
@@ -88,19 +89,22 @@ def softmax(scores: Lines, temperature: float | int = 1.0) -> tuple[Lines, list[
     >>> softmax(torch.tensor([[0.0, 0.0], [0.0, torch.inf]]))[1]
     [1]
     """
-    return softmax_lines(upcast(scores), float(temperature)) if scores.numel() else (upcast(scores), [])
+    scores = upcast(scores)
+    if not scores.numel():
+        return scores, []
+    is_looped = loops.usable(scores) and scores.dtype == torch.float32
+    return (softmax_by_loops if is_looped else softmax_by_tensors)(scores, float(temperature))
 
 
-def softmax_loops(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
-    """`softmax_lines` by compiled loops."""
+def softmax_by_loops(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
+    """`softmax` by compiled loops."""
     values = lines(scores)
     largest = values.max(-1)
     weights = softmax_kernel(values, largest, np.float32(1 / math.log(2) / temperature))
     return torch.from_numpy(weights), np.flatnonzero(~np.isfinite(largest)).tolist()
 
 
-@paired(softmax_loops, lambda scores, _: scores.dtype == torch.float32)
-def softmax_lines(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
+def softmax_by_tensors(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
     """`softmax` by tensor operations."""
     weights, largest = softmax_and_largest(scores, temperature)
     return weights, not_finite(largest)

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.verification.loops import paired, pick_lines
+from multidraft.verification import loops
 from multidraft.verification.precision import FACTOR_BELOW_ONE, Rows
 
 
@@ -59,9 +59,10 @@ def pick(weights: Rows, uniform: Float[Tensor, "*batch draws"]) -> Int[Tensor, "
     return torch.where(total > 0, index, -1)
 
 
-@paired(pick_lines)
 def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
     """One token of every row, as `pick` draws it with the row's number."""
+    if loops.usable(weights):
+        return loops.pick_lines(weights, numbers)
     drawn = torch.tensor(numbers, dtype=torch.float64)[:, None].to(weights.device, non_blocking=True)
     return pick(weights, drawn)[:, 0].tolist()
 

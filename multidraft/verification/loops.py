@@ -1,13 +1,12 @@
 """Compiled loops for CPUs, where a small tensor operation costs more in being called than in its arithmetic.
 
-Where tensors may be on another device, tensor operations do the same there: a function names its compiled twin by
-`paired` (`tests/verification/test_loops.py` compares all pairs).
+Where tensors may be on another device, tensor operations do the same there: a function with a compiled twin calls it
+where loops are `usable` (`tests/verification/test_loops.py` compares all such pairs).
 """
 
 import inspect
 from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any, TypeVar
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,30 +18,12 @@ from multidraft.errors import AdviceError
 from multidraft.verification.precision import FACTOR_BELOW_ONE
 
 KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
-PAIRS: dict[str, Callable[..., Any]] = {}  # from a function, by its module and name, to its compiled twin
-Function = TypeVar("Function", bound=Callable[..., Any])
 BLOCK_TOKENS = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
 def usable(*arguments: object) -> bool:
     """Whether loops can run over the tensors among these: on a CPU, and in a precision that Numba has."""
     return all(argument.is_cpu and argument.dtype in KINDS for argument in arguments if isinstance(argument, Tensor))
-
-
-def paired(twin: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True) -> Callable[[Function], Function]:
-    """Where loops can run, and the arguments fit, the compiled twin takes the place of the decorated function."""
-
-    def choosing(reference: Function) -> Function:
-        name = f"{reference.__module__}.{reference.__name__}"
-        PAIRS[name] = twin
-
-        @wraps(reference)
-        def chosen(*arguments: Any) -> Any:
-            return (PAIRS[name] if usable(*arguments) and fits(*arguments) else reference)(*arguments)
-
-        return chosen  # type: ignore[return-value]
-
-    return choosing
 
 
 def compiled(function: Callable, any_order: bool = False) -> Callable:

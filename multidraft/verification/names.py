@@ -9,7 +9,6 @@ from importlib.metadata import entry_points
 from multidraft.errors import AdviceError, shown
 
 ENTRY_POINT_GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
-LAW_NAMES = ("iid", "without_replacement", "greedy", "anchored", "top", "spechub", "distinct")
 SCHEME_NAMES = (
     "iid:lorenz",
     "iid:k_sequential",

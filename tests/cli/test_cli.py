@@ -28,7 +28,7 @@ from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt, read_prompts
-from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
+from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, with_whole_vocabulary
 from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
@@ -359,12 +359,6 @@ def test_a_command_that_cannot_be_loaded_says_so():
         command.main(["--anything", "x"], standalone_mode=False)
 
 
-def test_the_old_name_of_new_tokens_is_understood():
-    for command in ("capture", "acceptance", "study acceptance"):
-        result = run(*command.split(), "--new-tokens", "none")
-        assert "Invalid value for '--max-new-tokens'" in result.stderr
-
-
 def runs(*rates: float) -> Runs:
     """Batches of a second each."""
     return Runs((int(rate), 1.0) for rate in rates)
@@ -449,7 +443,7 @@ def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too():
     torch.manual_seed(3)
     ids = list(range(0, VOCABULARY, 2))
     draft = LlamaForCausalLM(LlamaConfig(**ROTARY | {"vocab_size": len(ids) + 1}, **NO_IDS, target_ids=ids)).eval()
-    wide = widened(draft, VOCABULARY)
+    wide = with_whole_vocabulary(draft, VOCABULARY)
     tokens = torch.tensor([[0, 1, 2, 60]])
     logits = draft(input_ids=torch.tensor([[0, len(ids), 1, 30]])).logits
     theirs = wide(input_ids=tokens).logits

@@ -14,6 +14,7 @@ from multidraft.decoding.targets import NodeTarget
 from multidraft.decoding.tree import NodeLaw, TokenTree, stack_distributions
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling import drafting
 from multidraft.verification.scheme import Scheme
 
 EXACT, BIASED = 1e-12, 1e-3
@@ -116,7 +117,8 @@ def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str, mo
     models = [TableModel(random_table(4, 3, seed), 4) for seed in (1, 2)]
     conditional = lambda tokens: models[0].conditional((0, *tokens))  # noqa: E731
     error = lambda: law_error(*models, [0], config_of(name, "2x1", walk), conditional, count=2)  # noqa: E731
-    monkeypatch.setattr(draft, "MAX_SUPPORT_TOKENS", 2)
+    for limit, value in ("MAX_FULL_VOCABULARY", 3), ("MAX_SUPPORT", 2):
+        monkeypatch.setattr(drafting, limit, value)
     assert error() <= EXACT
     monkeypatch.setattr(verify, "stack_distributions", sharing)
     monkeypatch.setattr(verify, "left_by_one", sharing_one)

@@ -14,12 +14,15 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import use_once, warm_up
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling import drafting
+from multidraft.sampling import drafting, gate
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 from multidraft.verification.laws import anchored
 from multidraft.verification.registry import SCHEMES
+from multidraft.verification.rules import lorenz_loops
 
+LOOPS = [(gate, "softmax_by_loops"), (loops, "pick_lines"), (lorenz_loops, "lorenz")]
+LOOPS += [(anchored, "draw_rows"), (drafting, "likeliest")]
 ORDERS = [(20, 10), (10, 20), (9, 30, 8, 31), (400, 8, 9), (8, 400, 9)]
 
 
@@ -52,13 +55,10 @@ def test_rows_that_join_in_another_order_than_their_caches_are_caught(monkeypatc
 @pytest.mark.parametrize("name", [name for name, entry in SCHEMES.items() if not entry.small])
 def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> None:
     called: set[str] = set()
-    functions = {**loops.PAIRS, "draws": anchored.draw_rows, "likeliest": drafting.likeliest}
-    for name_of_loop, loop in functions.items():
-        heard = lambda *arguments, name=name_of_loop, loop=loop: called.add(name) or loop(*arguments)  # noqa: E731
-        functions[name_of_loop] = heard
-    monkeypatch.setattr(anchored, "draw_rows", functions.pop("draws"))
-    monkeypatch.setattr(drafting, "likeliest", functions.pop("likeliest"))
-    monkeypatch.setattr(loops, "PAIRS", functions)
+    for module, loop_name in LOOPS:
+        loop = getattr(module, loop_name)
+        heard = lambda *arguments, name=loop_name, loop=loop: called.add(name) or loop(*arguments)  # noqa: E731
+        monkeypatch.setattr(module, loop_name, heard)
     scheme = md.scheme(name, 2)
     use_once.cache_clear()
     warm_up(DecodeConfig(scheme), StaticTree(Tree.parse("2")).limits, torch.device("cpu"))

@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 import multidraft as md
 from multidraft.models.huggingface.kv_cache import TreeCache
-from multidraft.sampling.gate import RowFault, softmax_loops
+from multidraft.sampling.gate import RowFault, softmax_by_loops
 
 ON_CPU = torch.tensor([1, 2, 0])
 REFUSED: dict[str, Callable[[Any], object]] = {
@@ -22,7 +22,7 @@ REFUSED: dict[str, Callable[[Any], object]] = {
     "a value of the CPU in a place of the device": lambda there: there.index_put_((ON_CPU,), torch.ones(3)),
     "a NumPy view": lambda there: there.numpy(),
     "an array of it": lambda there: np.asarray(there),
-    "a compiled loop": lambda there: softmax_loops(there[None], 1.0),
+    "a compiled loop": lambda there: softmax_by_loops(there[None], 1.0),
     "pinned memory": lambda there: torch.ones(3, pin_memory=True, device=device()),
 }
 WAITS: dict[str, tuple[int, Callable[[Any], object]]] = {

@@ -147,5 +147,3 @@ def test_advice_on_contexts_and_vocabularies():
 def test_the_public_names_of_version_0_1_0_are_there():
     names = "GGUF AdviceError Tree audit generate optimal_acceptance_rate scheme schemes".split()
     assert all(getattr(md, name) for name in names)
-    with pytest.warns(DeprecationWarning, match=r"is now info\.seconds"):
-        assert Info().watch.seconds == Info().seconds

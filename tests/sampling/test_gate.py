@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from multidraft.sampling import gate
+from multidraft.sampling import drafting, gate
 from multidraft.sampling.drafting import MAX_FULL_VOCABULARY, MAX_SUPPORT, MAX_TAIL, draft_distributions
 from multidraft.sampling.from_logits import distribution, target_distributions
 from multidraft.sampling.gate import RowFault
@@ -41,7 +41,7 @@ def real_like(size: int) -> Tensor:
 def test_laws_over_real_vocabularies_sum_to_one(size, temperature, compiled):
     """PyTorch's float32 softmax on a CPU is off by 1e-5 to 1e-4 there."""
     logits = real_like(size)
-    soft = gate.softmax_lines if compiled else gate.softmax_lines.__wrapped__
+    soft = gate.softmax_by_loops if compiled else gate.softmax_by_tensors
     laws, bad = soft(logits, temperature)
     assert bad == []
     assert (laws.sum(-1, dtype=torch.float64) - 1).abs().max() < ONE_ULP
@@ -75,11 +75,11 @@ def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(sampling):
         assert float(dense[tokens].sum()) == pytest.approx(1)
 
 
-def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it():
+def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it(monkeypatch):
+    for limit, value in ("MAX_FULL_VOCABULARY", SIZE - 1), ("MAX_SUPPORT", 5), ("MAX_TAIL", 0.0):
+        monkeypatch.setattr(drafting, limit, value)
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    ((tokens, probabilities), _), _ = draft_distributions(
-        logits, [Sampling(0.5)] * 2, drafts=2, vocabulary=SIZE, support=5
-    )
+    ((tokens, probabilities), _), _ = draft_distributions(logits, [Sampling(0.5)] * 2, drafts=2, vocabulary=SIZE)
     whole = (2 * logits[0]).softmax(-1)
     assert tokens.tolist() == whole.topk(5).indices.sort().values.tolist()
     assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
@@ -98,9 +98,10 @@ def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
         assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
 
 
-def test_of_equal_scores_at_the_edge_the_first_are_drafted():
+def test_of_equal_scores_at_the_edge_the_first_are_drafted(monkeypatch):
+    monkeypatch.setattr(drafting, "MAX_SUPPORT", 7)
     size = 3 * MAX_FULL_VOCABULARY
-    tokens = draft_distributions(torch.zeros(1, size), [Sampling()], drafts=2, vocabulary=size, support=7)[0][0].ids
+    tokens = draft_distributions(torch.zeros(1, size), [Sampling()], drafts=2, vocabulary=size)[0][0].ids
     assert tokens.tolist() == list(range(7))
 
 

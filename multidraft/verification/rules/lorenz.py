@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from multidraft.verification import loops
 from multidraft.verification.law import Staged, at_each
 from multidraft.verification.laws.iid import optimal_iid
-from multidraft.verification.loops import paired
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import Rates, Rows, Tuples, next_target
 from multidraft.verification.rules import lorenz_loops, naive
@@ -28,13 +28,14 @@ ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # as `schedule`: wh
 Verified = tuple[Tensor, Tensor]  # what each draw is accepted with, and the next target once all are rejected
 
 
-@paired(lorenz_loops.lorenz)
 def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
     """Optimal for i.i.d. drafts: accepts with probability alpha* = P_K + min(0, min_k F(Q_k) - P_k).
 
     Empty positions count as never drawn, so the number of drafts may differ between rows as long as it was fixed
     before the tokens were drawn. Where nothing may be drafted, F(t) = a (1 - (1 - t)^n).
     """
+    if loops.usable(target, draft, drafted):
+        return lorenz_loops.lorenz(target, draft, drafted, law)
     return in_three_stages(target, draft, drafted, law, schedule)
 
 

@@ -1,6 +1,7 @@
 """Traces read from files: what a record must have, and in which order records come."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,21 @@ from multidraft.decoding.shapes import MAX_NODES
 from multidraft.decoding.trace import FORMAT_VERSION, tokens_in
 from multidraft.errors import AdviceError
 from multidraft.io import fields, journal
-from multidraft.io.fields import Either, Field, Flag, Items, Number, Object, Table, Text, Whole, exactly
+from multidraft.io.fields import Field, Flag, Items, Number, Object, Table, Text, Whole, exactly
+
+
+@dataclass(frozen=True)
+class Either(Field):
+    """One kind of object where a field marks it; else another kind of value."""
+
+    mark: str
+    marked: Field
+    unmarked: Field
+
+    def read(self, value: Any, name: str) -> Any:
+        """The value, as its kind."""
+        return (self.marked if isinstance(value, dict) and self.mark in value else self.unmarked).read(value, name)
+
 
 MANY = 2**31
 COUNT, NODE, NUMBER = Whole(0, MANY), Whole(0, MAX_NODES), Number(0, 1)  # of rows, steps and tokens; a random number

@@ -3,8 +3,9 @@
 The solvers are imported only when they are registered, so that a wrong name is refused at once.
 """
 
-from multidraft.verification.names import LAW_NAMES
+from multidraft.verification.names import SCHEME_NAMES
 
+LAW_NAMES = list(dict.fromkeys(name.split(":")[0] for name in SCHEME_NAMES))
 NAMES = (
     "iid:binned_lorenz",
     "anchored:binned_lorenz",
