@@ -271,9 +271,3 @@ def test_by_default_thirty_steps_are_compared_with_the_optimum_then_few_and_ever
     assert info.seconds["measure"] > 0
     assert info.decoding_seconds == info.total_seconds - info.seconds["measure"]
     assert info.total_seconds == sum(info.seconds.values()) <= time.perf_counter() - began
-
-
-@pytest.mark.parametrize(("old", "new_name"), [("drafts", "draft_steps"), ("levels", "draft_passes")])
-def test_old_names_of_counts_work_with_a_warning(old: str, new_name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"info.{old} is now info.{new_name}"):
-        assert getattr(Info(**{new_name: 3}), old) == 3
