@@ -9,7 +9,7 @@ from steps import config_of, law_error
 from torch import Tensor
 
 import multidraft as md
-from multidraft.decoding import draft, verify
+from multidraft.decoding import verify
 from multidraft.decoding.targets import NodeTarget
 from multidraft.decoding.tree import NodeLaw, TokenTree, stack_distributions
 from multidraft.decoding.walks import WALKS, Verdict
