@@ -9,6 +9,7 @@ Poisson process, whether or not others have been answered. All servers are begun
 load, so that a noisy machine hits all alike; those whose turn it is not are stopped, as waiting may cost. Each computes
 with --threads threads; `auto` may take fewer. How many processors a server really kept busy is in the column "cores". A
 step of ours brings several tokens at once: each counts as having taken its share of the time since the step before.
+Requests have no seed: with one, a row drafts a fixed shape, and `auto` would choose nothing.
 """
 
 import argparse
@@ -74,7 +75,7 @@ class Client:
         answer = Answer()
         self.answers.append(answer)
         prompt = self.options.texts[number % len(self.options.texts)]
-        body = dict(model=self.model, prompt=prompt, max_tokens=self.options.new_tokens, seed=number, stream=True)
+        body = dict(model=self.model, prompt=prompt, max_tokens=self.options.new_tokens, stream=True)
         body |= {"temperature": self.options.temperature} | self.fields
         try:
             async with self.http.stream("POST", "/v1/completions", json=body) as response:

@@ -7,7 +7,16 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
+from multidraft.autotune.estimates import (
+    DEFAULT,
+    DEFAULT_COSTS,
+    MAX_DRAFTS,
+    AcceptanceTracker,
+    Costs,
+    Rates,
+    Timed,
+    Work,
+)
 from multidraft.autotune.growing import Growing
 from multidraft.autotune.limits import FIXED_TREE, Limits
 from multidraft.autotune.plans import (
@@ -36,6 +45,8 @@ FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
 PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
+MAX_LOSS = 3.0  # tokens of a row that the last steps may have made fewer than plain ones, as chance has it
+LOSS_BEFORE = 2.0  # what is taken for lost already after drafts have lost and rested
 MAX_SLOWDOWN = 1.5  # of steps against their forecast: beyond it, older measurements are not compared with them
 MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
 SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
@@ -58,7 +69,7 @@ class Phase(Enum):
 
     TIMING = "it drafts the first tree, or nothing, and is timed: no costs are known yet"
     DRAFTING = "it is asked, because that is expected to pay"
-    RESTING = "it is not asked, because that does not pay"
+    RESTING = "it is not asked, because that does not pay; where drafts have lost, nor are look-ups"
     PROBING = "it is asked for a few steps, to see whether it pays now"
 
 
@@ -68,16 +79,19 @@ class Event(Enum):
     UNKNOWN = "no costs are known"
     PAYS = "the draft model is expected to gain more than it costs"
     FAILS = "it is not"
-    OVER = "it is not, and the last of the phase's steps is over"
+    LOSES = "with drafts the last steps have made fewer tokens a second than without"
+    OVER = "the last of a rest's or probe's steps is over, and the draft model still does not pay"
 
 
 TRANSITIONS = {  # where none is named, a phase goes on
     (Phase.TIMING, Event.PAYS): Phase.DRAFTING,
     (Phase.TIMING, Event.FAILS): Phase.RESTING,
     (Phase.DRAFTING, Event.FAILS): Phase.RESTING,
+    (Phase.DRAFTING, Event.LOSES): Phase.RESTING,
     (Phase.DRAFTING, Event.UNKNOWN): Phase.TIMING,
     (Phase.RESTING, Event.PAYS): Phase.DRAFTING,
     (Phase.RESTING, Event.OVER): Phase.PROBING,
+    (Phase.RESTING, Event.LOSES): Phase.RESTING,  # by look-ups
     (Phase.RESTING, Event.UNKNOWN): Phase.TIMING,
     (Phase.PROBING, Event.PAYS): Phase.DRAFTING,
     (Phase.PROBING, Event.OVER): Phase.RESTING,  # for a longer pause
@@ -114,12 +128,15 @@ class Auto(Growing):
         max_paths = max(shape.max_paths or 0 for shape in shapes)
         self.limits = replace(self.limits, draft_counts=range(1, MAX_DRAFTS + 1), max_paths=max_paths)
         self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
+        self.learnt_rates: Rates | None = None  # from the prior and recent verdicts; None where there are newer ones
         self.costs: Costs | None = None  # that the current prices come from
         self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.steps = self.steps_without_drafts = 0
+        self.has_said_timing = False
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
         self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
+        self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
 
     @property
@@ -150,12 +167,14 @@ class Auto(Growing):
             if self.has_costs:
                 self.choose(rows)
         is_known = self.costs is not None and self.has_costs
-        return Outlook(self.kind == "pass" and is_known and not self.asks_model, self.plain_seconds)
+        rests = self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
+        return Outlook(rests, self.plain_seconds)
 
     def say_timing(self, rows: int) -> None:
         """Say once that steps with so many rows are timed, if the budget is not spent."""
-        if self.profile.spent_near(rows) < self.budget < math.inf:
+        if not self.has_said_timing and self.profile.spent_near(rows) < self.budget < math.inf:
             say_once(TIMING_NOTE, self.budget, how_often(self.profile))
+            self.has_said_timing = True
 
     def advance(self, rows: int) -> None:
         """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed."""
@@ -173,20 +192,25 @@ class Auto(Growing):
         """What decides on the next phase."""
         if not self.has_costs:
             return Event.UNKNOWN
-        if self.model_pays:
+        if self.gained < -MAX_LOSS * math.sqrt(self.rows):
+            return Event.LOSES
+        if self.model_pays and not self.rests:
             return Event.PAYS
         return Event.OVER if self.phase in (Phase.RESTING, Phase.PROBING) and self.steps_left <= 0 else Event.FAILS
 
     def enter(self, phase: Phase, event: Event) -> None:
-        """Begin a phase: a draft model that has failed rests from this step on, and longer after each probe."""
+        """Begin a phase: what does not pay rests from this step on, and longer after each probe."""
         if phase is Phase.PROBING:
-            self.steps_left = PROBE_STEPS - 1
-        elif phase is Phase.RESTING and event is Event.FAILS:
-            self.steps_left = self.pause - 1
+            self.steps_left, self.pause = PROBE_STEPS - 1, min(2 * self.pause, MAX_PAUSE)
+            self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
-            self.steps_left = self.pause = min(2 * self.pause, MAX_PAUSE)
+            self.steps_left = self.pause - (event is not Event.OVER)
+        if event is Event.OVER and phase is Phase.RESTING:
             self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
-        self.phase = phase
+            self.learnt_rates = None
+        if event in (Event.LOSES, Event.UNKNOWN):
+            self.gained = 0.0
+        self.phase, self.rests = phase, event is Event.LOSES
 
     def tree_to_time(self, rows: int) -> StaticTree | None:
         """The tree that is drafted to be timed: a new pair's first steps, and then some without drafts."""
@@ -204,7 +228,10 @@ class Auto(Growing):
 
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
-        rates = self.recent.rates(self.prior, DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT)
+        if self.learnt_rates is None:
+            weight = DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT
+            self.learnt_rates = self.recent.rates(self.prior, weight)
+        rates = self.learnt_rates
         self.costs = costs = self.profile.costs(rows) if self.profile.known else DEFAULT_COSTS.scaled(rows)
         self.measured_plain_seconds = costs.seconds(NO_WORK) if self.is_settled(rows) else None
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
@@ -215,7 +242,7 @@ class Auto(Growing):
         self.rows = rows
         rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
         self.price(rates, costs, rate, self.prompt_reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
-        if self.model_pays:  # it has to go on paying before pauses are as short as at first
+        if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
             self.pause = max(self.pause // 2, FIRST_PAUSE)
 
     def is_settled(self, rows: int) -> bool:
@@ -257,7 +284,9 @@ class Auto(Growing):
             seconds = sum(record.seconds.values()) - record.seconds["measure"]
             self.recent_seconds = self.recent_seconds * fade + seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
-        self.recent.observe(record, MEMORY_NODES)
+        if any(tree.laws for tree in record.trees):
+            self.recent.observe(record, MEMORY_NODES)
+            self.learnt_rates = None
         is_seeded = any(tree.is_seeded for tree in record.trees)
         self.steps_with_first_tree[self.profile.restarts, self.rows] += (
             self.timed_tree is self.first_tree and not is_seeded
@@ -269,17 +298,19 @@ class Auto(Growing):
         if self.budget and not is_seeded:
             self.time(record)
         if self.costs:
-            tokens = sum(len(emission.tokens) for emission in record.emitted)
-            self.tokens = self.tokens * fade + tokens
-            self.seconds = self.seconds * fade + self.costs.seconds(work)
+            tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
+            self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
+            if self.phase in (Phase.DRAFTING, Phase.RESTING) and not is_seeded:
+                self.gained = self.gained * fade + tokens - self.rows * seconds / self.costs.plain
         return forecast
 
     def forecast(self, record: "StepRecord", work: Work) -> StepForecast | None:
         """The tokens and seconds that were to be expected of the trees that were drawn."""
         if self.costs is None or self.timed_tree is not None:
             return None
-        trees = [tree for tree, scored in zip(record.trees, record.scored, strict=True) if scored]
-        tokens = sum(self.reach(tree, node) for tree in trees for node in range(len(tree)))
+        tokens = 0.0
+        for tree, scored in zip(record.trees, record.scored, strict=True):
+            tokens += scored and 1.0 + sum(self.reach(tree, node) for node in range(1, len(tree)))
         return StepForecast(tokens, self.costs.seconds(work))
 
     def time(self, record: "StepRecord") -> None:
@@ -292,10 +323,10 @@ class Auto(Growing):
 
     def follow_temperature(self, record: "StepRecord") -> None:
         """Start from what is known of acceptance at the temperature at which most rows decode now."""
-        temperatures = Counter(temperatures_of(record))
+        temperatures = temperatures_of(record)
         if self.temperature not in temperatures and temperatures:
-            ((self.temperature, _),) = temperatures.most_common(1)
-            self.prior = self.profile.rates(self.temperature)
+            ((self.temperature, _),) = Counter(temperatures).most_common(1)
+            self.prior, self.learnt_rates = self.profile.rates(self.temperature), None
 
     def finish(self, advise: bool = True) -> None:
         """Write the profile; if drafts have not paid, warn once and say how to do without."""
@@ -313,10 +344,16 @@ def work_of(trees: list[TokenTree], kind: Cost) -> Work:
     """The work of a step for each row: rows are padded to the widest, on every level that a draft model reads."""
     if not any(tree.laws for tree in trees):
         return NO_WORK
-    asked = [Counter(tree.depths[node] for node, law in tree.laws.items() if law.known is None) for tree in trees]
-    levels = {depth for depths in asked for depth in depths} if kind != "lookup" else set()
-    reads = sum(max(depths[depth] for depths in asked) for depth in levels)
-    return Work(len(levels), reads, max(map(len, trees)) - 1)
+    reads = dict[int, int]()  # by depth, of the row that reads most there
+    for tree in trees if kind != "lookup" else ():
+        row_reads = dict[int, int]()
+        for node, law in tree.laws.items():
+            if law.known is None:
+                depth = tree.depths[node]
+                row_reads[depth] = row_reads.get(depth, 0) + 1
+        for depth, count in row_reads.items():
+            reads[depth] = max(reads.get(depth, 0), count)
+    return Work(len(reads), sum(reads.values()), max(map(len, trees)) - 1)
 
 
 def tree_within(limits: Limits, tree: Tree) -> Tree:
@@ -326,7 +363,9 @@ def tree_within(limits: Limits, tree: Tree) -> Tree:
 
 def temperatures_of(record: "StepRecord") -> list[float]:
     """The rows' temperatures, as a profile has them."""
-    return [round(float(row.sampling.temperature), 1) for row in record.targets.rows]
+    temperatures = [row.sampling.temperature for row in record.targets.rows]
+    rounded = {temperature: round(float(temperature), 1) for temperature in {*temperatures}}
+    return [rounded[temperature] for temperature in temperatures]
 
 
 def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int) -> float:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates, acceptance_of_known
 from multidraft.decoding.policy import Plan, PolicyLimits, TreePolicy
-from multidraft.decoding.tree import TokenTree
+from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.reader import Cost
 
 MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
 MIN_NODE_SHARE = 0.01  # a node costs at least this share of a plain step, even if noise hides it
 TREE_SHARE = 0.75  # of the paths that a model tells apart, for trees; the others are rows' own and kept prefixes
 BISECTIONS = 24  # of a certainty
+CERTAIN = acceptance_of_known([1.0], 1.0)  # of a look-up that is right
 COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
 
 
@@ -33,6 +34,8 @@ class Growing(TreePolicy):
         self.node_price = self.first_price = 0.0  # of a drafted node; of the first one, in addition
         self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
         self.min_certainty = 0.0  # of a root's first draft, where only look-ups are asked
+        self.can_look_up = kind != "pass"  # whether certain look-ups would pay
+        self.rests = False  # nobody is asked, neither a model nor for look-ups
         self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
         self.is_probing = False  # the draft model is asked whatever its expected gain
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
@@ -51,13 +54,20 @@ class Growing(TreePolicy):
         self.read_price, self.level_price = price_per_second * costs.read, price_per_second * costs.level
         gains = [max(self.best_count(1.0, accepted, False)[1] - self.first_price, 0.0) for accepted in rates.by_class]
         gain = sum(share * gain for share, gain in zip(rates.frequency.tolist(), gains, strict=True))
-        self.min_certainty = self.certainty_that_pays()
+        if self.kind != "pass":
+            self.can_look_up = self.best_count(1.0, CERTAIN, True)[1] > self.first_price
+            self.min_certainty = self.certainty_that_pays()
         self.model_pays = gain > self.level_price + self.read_price * (1 + prompt_reads)
 
     @property
     def asks_model(self) -> bool:
         """Whether a draft model is asked at present, and not look-ups alone."""
-        return self.kind != "lookup" and (self.model_pays or self.is_probing)
+        return self.kind != "lookup" and (self.model_pays or self.is_probing) and not self.rests
+
+    @property
+    def asks_nobody(self) -> bool:
+        """Whether nothing is drafted at present, not even by look-ups."""
+        return self.rests or not (self.asks_model or self.can_look_up)
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
@@ -73,6 +83,8 @@ class Growing(TreePolicy):
     def plan_roots(self, rows: int) -> Plan:
         """The roots to read."""
         self.rows_per_drafting_row = 1.0
+        if self.asks_nobody:
+            return Plan([[]] * rows)
         drafting_rows = self.drafting_rows(rows)
         roots = [[0] if row < drafting_rows else [] for row in range(rows)]
         return Plan(roots, self.kind != "pass" and not self.asks_model, self.min_certainty)
@@ -96,8 +108,6 @@ class Growing(TreePolicy):
 
         That is enough to learn acceptance from, and each row first has to read what it missed.
         """
-        if self.kind == "pass" and not self.asks_model:
-            return 0
         is_trial = self.asks_model and not self.model_pays
         return math.isqrt(rows - 1) + 1 if is_trial else rows
 
@@ -111,7 +121,7 @@ class Growing(TreePolicy):
         for node in tree.level(depth) if depth < self.depth and len(tree) < self.row_nodes else ():
             parent_law, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
             if parent_law.known is not None or self.kind == "lookup":
-                if (gain := self.best_count(reach, self.rates.of(parent_law), True)[1]) > 0:
+                if (gain := self.best_count(reach, self.accepted(parent_law), True)[1]) > 0:
                     lookup_nodes[node] = gain
             elif (gain := self.best_count(reach, self.rates.average, False)[1] - read_price) > 0:
                 model_nodes[node] = gain
@@ -136,6 +146,12 @@ class Growing(TreePolicy):
             total += gain
         return MAX_NODE_DRAFTS, total
 
+    def accepted(self, law: NodeLaw) -> list[float]:
+        """Acceptance by number of drafts at a node."""
+        if law.accepted is None:
+            law.accepted = self.rates.of(law)
+        return law.accepted
+
     def reach(self, tree: TokenTree, node: int) -> float:
         """The probability that the accepted path passes a node, estimated from the nodes above it."""
         if node == 0:
@@ -143,7 +159,7 @@ class Growing(TreePolicy):
         if node not in tree.reach:
             parent = tree.parents[node]
             drafts = tree.counts[parent]
-            accepted = self.rates.of(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.rank(node)]
+            accepted = self.accepted(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.rank(node)]
             tree.reach[node] = self.reach(tree, parent) * accepted
         return tree.reach[node]
 
@@ -162,7 +178,7 @@ class Growing(TreePolicy):
         for node in sorted(reach, key=lambda candidate: -reach[candidate]):
             law = tree.laws[node]
             by_lookup = law.known is not None or self.kind == "lookup"
-            count, gain = self.best_count(reach[node], self.rates.of(law), by_lookup)
+            count, gain = self.best_count(reach[node], self.accepted(law), by_lookup)
             if depth == 0 and gain <= self.rows_per_drafting_row * self.first_price:  # the root pays for the tree
                 count = int(self.is_probing and not by_lookup)
             if count := min(count, room):

@@ -31,6 +31,7 @@ class NodeLaw:
     probabilities: Float[np.ndarray, "*drafters support"]  # float64; each line sums to one
     logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
     partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
+    accepted: list[float] | None = None  # by number of drafts at the node, how likely a policy takes that to be
 
     @cached_property
     def known(self) -> list[float] | None:

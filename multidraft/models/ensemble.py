@@ -236,11 +236,16 @@ class LookupThenModel(DrafterGroup):
         places = [*range(unread), *(unread + node for node in path)] if path else []
         return [place for place in places if place < read]
 
-    def _fork(self, fork: "DrafterGroup", row: int, length: int) -> None:
-        readable = min(length, self.other.context or length)
-        self.catch_up({row: readable - len(self.other.rows[row].kept)})
-        for drafter, new, count in zip(self.drafters, fork.drafters, (length, readable), strict=True):
-            drafter.copy_to(new, row, count)
+    def _fork(self, fork: "LookupThenModel", row: int, length: int) -> None:  # type: ignore[override]
+        """What the other has not read it reads where it is asked: of a head the target's states go along."""
+        count = min(length, self.other.context or length)
+        if not self.other.hidden_layers:
+            count = min(count, len(self.other.rows[row].kept))
+        self.copied.copy_to(fork.copied, row, length)
+        if count:
+            self.other.copy_to(fork.other, row, count)
+        else:
+            fork.other.begin(1)
 
 
 def scaled(scores: TokenScores, weight: Float[Tensor, "*rows"]) -> TokenScores:
