@@ -55,7 +55,7 @@ SETTINGS = {
 def fits(name: str, tree: str) -> bool:
     """Whether the scheme's law can draw at every node of the tree."""
     try:
-        plan_of(name, tree, "deferred")
+        StaticTree(Tree.parse(tree)).limits.check(EVERY[name])
     except md.AdviceError:
         return False
     return True
