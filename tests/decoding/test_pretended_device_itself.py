@@ -93,6 +93,10 @@ def test_a_mutant_that_leaves_a_tensor_on_the_cpu_is_caught(monkeypatch: pytest.
 
 
 def test_a_mutant_that_reads_a_copy_before_it_has_arrived_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error, or by other tokens: what has not arrived is nonsense."""
+    right = generate()
     monkeypatch.setattr(Pretended, "cpu", lambda tensor: tensor.to("cpu", non_blocking=True))
-    with pytest.raises((RowFault, IndexError)):
-        generate()
+    try:
+        assert generate() != right
+    except (RowFault, IndexError):
+        pass

@@ -209,7 +209,7 @@ def test_one_step_has_the_processed_target_s_law(kind, way):
 @pytest.mark.parametrize("kind", [kind for kind in SEEING if kind != "prompt repeated"])  # it looks at nothing else
 def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
     """The biased twin: every node is processed as though nothing had come after the root."""
-    for place in ("state", "draft"):
+    for place in ("targets", "draft"):
         monkeypatch.setattr(
             f"multidraft.decoding.{place}.prefixes_of",
             lambda rows, trees, places: prefixes_of(rows, trees, [(row, 0) for row, _ in places]),

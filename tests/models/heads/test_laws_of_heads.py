@@ -102,7 +102,7 @@ def test_a_head_that_changes_its_mind_after_drawing_is_caught(monkeypatch):
 
     def told_wrongly(state, *way):
         forest = drawn(state, *way)
-        for tree in forest.scored.trees:
+        for tree in forest.targets.trees:
             tree.laws[0], tree.laws[1] = tree.laws[1], tree.laws[0]
         return forest
 
