@@ -40,10 +40,6 @@ class Residual:
         """Its sum, computed when it is first asked for."""
         raise NotImplementedError
 
-    def draw(self, number: float) -> int:
-        """The token that a uniform number draws, -1 where that takes `token_weights`."""
-        return -1
-
     def token_weights(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token, unnormalised."""
         raise NotImplementedError
