@@ -1,6 +1,6 @@
 """What `auto` itself takes of a step: milliseconds in `begin`, `plan`, `counts` and `observe`, by rows and drafter.
 
-    python benchmarks/policy.py [--rows 1 4 16 32] [--steps 200] [--json]
+    python benchmarks/policy.py [--rows 1 4 16 32] [--steps 40] [--json]
 
 Pairs are tables of 64 tokens. Costs are made up, so that each line shows one mood: a draft model that pays or rests,
 look-ups, and both where nothing can pay. The median over steps; steps in which prices are set are among them.
@@ -109,7 +109,7 @@ def main(words: list[str] | None = None) -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32])
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(words)
     results = [measure(mood, rows, options.steps) for mood in MOODS for rows in options.rows]
