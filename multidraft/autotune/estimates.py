@@ -134,7 +134,7 @@ class AcceptanceTracker:
                 drafts = min(tree.counts.get(node, 0), MAX_DRAFTS)
                 accept_masses = [0.0] * drafts
                 for child in verdict.children if drafts else ():  # children with zero mass are left out
-                    accept_masses[min(tree.rank(child.node), drafts - 1)] += child.accept
+                    accept_masses[min(tree.ranks[child.node], drafts - 1)] += child.accept
                 if drafts and (probabilities := tree.laws[node].known) is not None:
                     self.counts += sum(accept_masses), weight * acceptance_of_known(probabilities, 1.0)[drafts]
                 elif drafts:

@@ -159,7 +159,7 @@ class Growing(TreePolicy):
         if node not in tree.reach:
             parent = tree.parents[node]
             drafts = tree.counts[parent]
-            accepted = self.accepted(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.rank(node)]
+            accepted = self.accepted(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.ranks[node]]
             tree.reach[node] = self.reach(tree, parent) * accepted
         return tree.reach[node]
 

@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
-from multidraft.decoding.tree import NodeLaw, TokenTree, stack_distributions
+from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
 from multidraft.models.base import MAX_CHUNK_TOKENS
 from multidraft.models.reader import Scored
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
@@ -88,7 +86,7 @@ def drafting_roots(rows: list[Row], trees: list[TokenTree], places: Places) -> P
 class LevelLaws:
     """What one drafter says at the nodes of a level, a line each, and what is drawn from there."""
 
-    logits: Float[Tensor, "lines columns"]
+    scores: LevelScores
     distributions: list[DraftDistribution]
     faults: Faults  # by line
 
@@ -137,12 +135,12 @@ def read_level(
             vocabulary=state.target.vocabulary,
             ids=ids,
         )
-        levels.append(LevelLaws(logits, *laws))
-    law, is_partial = config.scheme.law, len(scores) == 1 and scores[0].is_partial
+        levels.append(LevelLaws(LevelScores(logits, len(scores) == 1 and drafter.is_partial), *laws))
+    law = config.scheme.law
     for line, (row, node) in enumerate(places):
         distributions = [level.distributions[line] for level in levels]
         distribution = merge_distributions(distributions) if law.per_draft_distributions else distributions[0]
-        trees[row].laws[node] = NodeLaw(*distribution, levels[0].logits[line], is_partial)
+        trees[row].laws[node] = NodeLaw(*distribution, levels[0].scores, line)
     faults = {rows[line]: fault for level in levels for line, fault in level.faults.items()}
     return {row: fault.at(row, state.rows[row].position + depth + 1) for row, fault in faults.items()}
 

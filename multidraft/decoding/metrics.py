@@ -87,7 +87,7 @@ class Info:
             self.draft_steps += 1
             tally(self.lengths, len(path), tree.depths[-1])
             for node in path:
-                tally(self.ranks, tree.rank(node), tree.counts[0] - 1)
+                tally(self.ranks, tree.ranks[node], tree.counts[0] - 1)
 
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""

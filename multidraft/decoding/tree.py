@@ -1,6 +1,5 @@
 """Trees of drafts: the shape that is asked for, and one row's tree as it was drawn."""
 
-import math
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -20,6 +19,32 @@ Path = tuple[int, ...]
 MIN_COMPLETE_MASS = 0.999  # the sum of probabilities from which on nothing is missing
 
 
+@dataclass(frozen=True)
+class LevelScores:
+    """What a drafter said at the nodes of a level, a line each."""
+
+    logits: Float[Tensor, "lines columns"]
+    is_partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
+
+    @cached_property
+    def known(self) -> list[list[float] | None]:
+        """By line, the probabilities of the most likely tokens if the drafter says how much of the law it knows.
+
+        That is what a look-up or an n-gram model has counted, and so how likely it is right.
+        """
+        if not self.is_partial:
+            return [None] * len(self.logits)
+        likely = np.exp(self.logits.float().cpu().numpy())  # columns are few, and NumPy's calls cheaper than torch's
+        return [np.sort(line)[:-9:-1].tolist() if line.sum() < MIN_COMPLETE_MASS else None for line in likely]
+
+    @cached_property
+    def confidences(self) -> list[float]:
+        """By line, the largest probability at temperature 1, whatever drafts are drawn at; 0 where there is none."""
+        logits = self.logits.float()
+        largest = logits.amax(-1)
+        return (largest if self.is_partial else largest - logits.logsumexp(-1)).exp().nan_to_num(nan=0.0).tolist()
+
+
 @dataclass
 class NodeLaw:
     """What the drafts at a node were really drawn from: all other tokens have probability 0.
@@ -29,28 +54,19 @@ class NodeLaw:
 
     ids: Int[np.ndarray, " support"]  # distinct; of equally likely ones the lower stands first
     probabilities: Float[np.ndarray, "*drafters support"]  # float64; each line sums to one
-    logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
-    partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
+    scores: LevelScores | None = None  # what the (first) drafter said, in this line
+    line: int = 0
     accepted: list[float] | None = None  # by number of drafts at the node, how likely a policy takes that to be
 
-    @cached_property
+    @property
     def known(self) -> list[float] | None:
-        """The probabilities of the most likely tokens of a drafter that says how much of the law it knows; else None.
+        """The probabilities of the most likely tokens, if the drafter says how much of the law it knows."""
+        return None if self.scores is None else self.scores.known[self.line]
 
-        That is what a look-up or an n-gram model has counted, and so how likely it is right.
-        """
-        if self.logits is None or not self.partial:
-            return None
-        likely = np.exp(self.logits.float().cpu().numpy())  # columns are few, and NumPy's calls cheaper than torch's
-        return np.sort(likely)[:-9:-1].tolist() if likely.sum() < MIN_COMPLETE_MASS else None
-
-    @cached_property
+    @property
     def confidence(self) -> float:
-        """The largest probability at temperature 1, whatever drafts are drawn at; 1 where nothing is known of it."""
-        if self.logits is None:
-            return 1.0
-        logits = self.logits.float().cpu().numpy()
-        return math.exp(logits.max()) if self.partial else 1 / float(np.exp(logits - logits.max()).sum())
+        """The largest probability at temperature 1; 1 where nothing is known of it."""
+        return 1.0 if self.scores is None else self.scores.confidences[self.line]
 
 
 def stack_distributions(
@@ -89,6 +105,7 @@ class TokenTree:
     is_seeded: bool = False  # it may depend on its own row alone
     backlog: int = 0  # kept tokens that the draft model has read in this step, before any node
     children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
+    ranks: list[int] = field(default_factory=lambda: [0])  # which of the drafts at its parent made a node first
     reach: dict[int, float] = field(default_factory=dict)  # how likely a policy takes nodes to be on the accepted path
     static_shape: TreeShape | None = None  # that was asked for, if it was known beforehand
     slots: dict[int, list[int]] = field(default_factory=lambda: {0: [0]})  # where nodes stand in it
@@ -118,10 +135,11 @@ class TokenTree:
         drafted = [int(ids[place]) if place >= 0 else -1 for place in places]
         self.counts[node], self.places[node], self.tuples[node], self.numbers[node] = drafts, places, drafted, numbers
         children = self.children[node] = dict[int, int]()
-        for token in drafted:
-            if token >= 0 and token not in children:
+        for rank, token in enumerate(self.drawn(node)):
+            if token not in children:
                 children[token] = len(self.tokens)
                 self.tokens.append(token)
+                self.ranks.append(rank)
         depth = self.depths[node] + 1
         self.parents += [node] * len(children)
         self.depths += [depth] * len(children)
@@ -134,10 +152,6 @@ class TokenTree:
         """The tokens drawn at a node in their order, duplicates kept if the law repeats tokens."""
         tokens = [token for token in self.tuples[node] if token >= 0]
         return tokens if self.can_repeat else list(dict.fromkeys(tokens))
-
-    def rank(self, child: int) -> int:
-        """Which of the drafts at its parent made a node: 0 for the one drawn first."""
-        return self.drawn(self.parents[child]).index(self.tokens[child])
 
     def copy(self) -> "TokenTree":
         """Another tree that has grown to the same, and may go on by itself."""

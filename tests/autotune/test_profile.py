@@ -17,7 +17,7 @@ from multidraft.autotune import plans
 from multidraft.autotune.estimates import CLASSES, DEFAULT, AcceptanceTracker, Costs, Timed, Work, fit_costs
 from multidraft.autotune.plans import MeasuredPair, Profile
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.tree import NO_DRAFTS, NodeLaw, Tree
+from multidraft.decoding.tree import NO_DRAFTS, LevelScores, NodeLaw, Tree
 from multidraft.errors import AdviceError
 
 FRESH = plans.fresh  # before any test makes profiles up
@@ -98,7 +98,7 @@ def test_expected_tokens_are_sums_over_paths() -> None:
 
 def test_what_was_counted_says_how_likely_it_is_right_and_is_trusted_as_far_as_it_was() -> None:
     partial, whole = (
-        NodeLaw(np.array([7]), np.ones(1), torch.tensor(likely).log(), partial=True)
+        NodeLaw(np.array([7]), np.ones(1), LevelScores(torch.tensor([likely]).log(), is_partial=True))
         for likely in ([0.5, 0.25], [0.9, 0.1])
     )
     assert DEFAULT.of(partial)[:4] == pytest.approx([0, 0.5, 0.75, 0.75])

@@ -111,6 +111,14 @@ def test_a_model_s_scores(whose, kind, way):
         assert compared(*pair, row, length, way).source == whose
 
 
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_tree_that_grows_by_confidence_ends_in_the_same_fault(kind):
+    """A policy asks how sure a line is that says nothing: that ended in a traceback."""
+    draft = table(2, 1, len(PROMPTS[1]), SPOILT[kind])
+    with pytest.raises(RowFault, match="row 1, position .*: the draft model"):
+        md.generate(table(1), draft, PROMPTS, max_new_tokens=NEW, tree="auto", tune_budget=0)
+
+
 @pytest.mark.parametrize("way", ["a tree", "greedy", "no drafts"])
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_processor_s_answer(kind, way):
