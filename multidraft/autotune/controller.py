@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING = 8  # prices are computed again after so many steps
 TIME_PLAIN_EVERY = 16  # one step of so many has no drafts, until enough of these were timed
-PROBE_STEPS = 2  # a draft model that does not pay is asked again for so many steps
+PROBE_STEPS, MAX_PROBE_STEPS = 2, 16  # a draft model that does not pay is asked again; the most while it is right
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
+PROBE_MEMORY_NODES = 8.0  # the same of acceptance in a probe, which is to find out what has changed
 PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
 MAX_LOSS = 3.0  # tokens of a row that the last steps may have made fewer than plain ones, as chance has it
 LOSS_BEFORE = 2.0  # what is taken for lost already after drafts have lost and rested
@@ -80,7 +81,7 @@ class Event(Enum):
     PAYS = "the draft model is expected to gain more than it costs"
     FAILS = "it is not"
     LOSES = "with drafts the last steps have made fewer tokens a second than without"
-    OVER = "the last of a rest's or probe's steps is over, and the draft model still does not pay"
+    OVER = "the last of a rest's or probe's steps is over, the draft model still does not pay, and it might"
 
 
 TRANSITIONS = {  # where none is named, a phase goes on
@@ -135,6 +136,7 @@ class Auto(Growing):
         self.has_said_timing = False
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
+        self.steps_while_right = 0  # by which a probe may still become longer
         self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
@@ -196,12 +198,14 @@ class Auto(Growing):
             return Event.LOSES
         if self.model_pays and not self.rests:
             return Event.PAYS
-        return Event.OVER if self.phase in (Phase.RESTING, Phase.PROBING) and self.steps_left <= 0 else Event.FAILS
+        can_be_over = self.phase is Phase.PROBING or (self.phase is Phase.RESTING and self.can_pay)
+        return Event.OVER if can_be_over and self.steps_left <= 0 else Event.FAILS
 
     def enter(self, phase: Phase, event: Event) -> None:
         """Begin a phase: what does not pay rests from this step on, and longer after each probe."""
         if phase is Phase.PROBING:
             self.steps_left, self.pause = PROBE_STEPS - 1, min(2 * self.pause, MAX_PAUSE)
+            self.steps_while_right = MAX_PROBE_STEPS - PROBE_STEPS
             self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
             self.steps_left = self.pause - (event is not Event.OVER)
@@ -285,13 +289,14 @@ class Auto(Growing):
             self.recent_seconds = self.recent_seconds * fade + seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
         if any(tree.laws for tree in record.trees):
-            self.recent.observe(record, MEMORY_NODES)
+            self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
         is_seeded = any(tree.is_seeded for tree in record.trees)
         self.steps_with_first_tree[self.profile.restarts, self.rows] += (
             self.timed_tree is self.first_tree and not is_seeded
         )
-        self.steps_left += self.is_probing and record.is_catching_up  # steps that catch up do not count
+        if self.is_probing:
+            self.extend_probe(record)
         self.prompt_reads *= not work.reads
         self.steps_without_drafts += not work.nodes
         self.follow_temperature(record)
@@ -303,6 +308,15 @@ class Auto(Growing):
             if self.phase in (Phase.DRAFTING, Phase.RESTING) and not is_seeded:
                 self.gained = self.gained * fade + tokens - self.rows * seconds / self.costs.plain
         return forecast
+
+    def extend_probe(self, record: "StepRecord") -> None:
+        """A step that catches up does not count; and while most rows' drafts are right, a probe goes on for a while."""
+        drafting = [emission for emission, tree in zip(record.emitted, record.trees, strict=True) if tree.laws]
+        num_right = sum(len(emission.tokens) > 1 for emission in drafting)
+        if record.is_catching_up:
+            self.steps_left += 1
+        elif 2 * num_right > len(drafting) and self.steps_while_right:
+            self.steps_left, self.steps_while_right = self.steps_left + 1, self.steps_while_right - 1
 
     def forecast(self, record: "StepRecord", work: Work) -> StepForecast | None:
         """The tokens and seconds that were to be expected of the trees that were drawn."""

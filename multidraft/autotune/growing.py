@@ -37,6 +37,7 @@ class Growing(TreePolicy):
         self.can_look_up = kind != "pass"  # whether certain look-ups would pay
         self.rests = False  # nobody is asked, neither a model nor for look-ups
         self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
+        self.model_can_pay = True  # whether it would if all of its drafts were right
         self.is_probing = False  # the draft model is asked whatever its expected gain
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
 
@@ -58,6 +59,8 @@ class Growing(TreePolicy):
             self.can_look_up = self.best_count(1.0, CERTAIN, True)[1] > self.first_price
             self.min_certainty = self.certainty_that_pays()
         self.model_pays = gain > self.level_price + self.read_price * (1 + prompt_reads)
+        chain_price = self.node_price + self.level_price + self.read_price
+        self.model_can_pay = chain_gain(CERTAIN[1], CERTAIN[1], chain_price, self.depth) > self.first_price
 
     @property
     def asks_model(self) -> bool:
@@ -68,6 +71,11 @@ class Growing(TreePolicy):
     def asks_nobody(self) -> bool:
         """Whether nothing is drafted at present, not even by look-ups."""
         return self.rests or not (self.asks_model or self.can_look_up)
+
+    @property
+    def can_pay(self) -> bool:
+        """Whether drafts would gain more than they cost if all of them were right."""
+        return (self.kind != "lookup" and self.model_can_pay) or (self.kind != "pass" and self.can_look_up)
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""

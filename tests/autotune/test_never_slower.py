@@ -46,6 +46,15 @@ def erratic() -> TableModel:
     return TableModel(random_table(SIZE, 6, 0, 3.0), SIZE)
 
 
+def test_a_model_that_is_always_right_but_too_dear_is_not_even_probed() -> None:
+    """The twin, whose costs leave open whether it pays, is asked again and again."""
+    asked = dict[float, int]()
+    for level in (1.0, 50.0):
+        policy = auto(1, costs(10.0, level, 0.5), WRONG)
+        asked[level] = num_steps_with_drafts(list(records(policy, RIGHT, WRONG, SOON + 60, 1))[SOON:])
+    assert asked[50.0] == 0 < asked[1.0]
+
+
 WORLDS: dict[str, tuple[TableModel, Callable[[], Reader]]] = {
     "a model that is never right": (RIGHT, lambda: WRONG),
     "a mixture with one": (erratic(), lambda: mixture(WRONG)),
@@ -86,9 +95,10 @@ def test_what_it_has_made_counts_even_if_it_expects_more(
     assert drafted <= 30 if guarded else drafted == 60
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(1, "pass"), (1, "mixed"), (4, "mixed")])
+@pytest.mark.parametrize("kind", ["pass", "mixed"])
+@pytest.mark.parametrize("rows", [1, 4, 16])
 def test_it_drafts_again_when_that_pays_again(rows: int, kind: str) -> None:
-    """For 40 tokens drafts are never right, then always. With many rows a model alone takes several probes more."""
+    """For 40 tokens drafts are never right, then always: a probe goes on while they are."""
     late = constant_model(lambda length: CERTAIN_TOKEN.roll(1) if length < 40 else CERTAIN_TOKEN)
     draft = late if kind == "pass" else mixture(late)
     step_records = list(records(auto(rows, CHEAP, draft), RIGHT, draft, 160, rows))

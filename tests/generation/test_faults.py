@@ -115,7 +115,7 @@ def test_a_model_s_scores(whose, kind, way):
 def test_a_tree_that_grows_by_confidence_ends_in_the_same_fault(kind):
     """A policy asks how sure a line is that says nothing: that ended in a traceback."""
     draft = table(2, 1, len(PROMPTS[1]), SPOILT[kind])
-    with pytest.raises(RowFault, match="row 1, position .*: the draft model"):
+    with pytest.raises(RowFault, match=r"row 1, position .*: the draft model"):
         md.generate(table(1), draft, PROMPTS, max_new_tokens=NEW, tree="auto", tune_budget=0)
 
 
