@@ -77,7 +77,7 @@ test-clients: setup .venv-clients/.made
 # Our head in vLLM, in an environment of its own (2.7 GB). vLLM's torchvision, torchaudio and torchcodec would bring other
 # builds of torch, and text needs none of them.
 ENGINES = .venv-engines/bin/python
-TARGET_FOLDER = $(BIN)/python -c "from multidraft.models.gguf.to_hugging_face import folder_of; \
+TARGET_FOLDER = $(BIN)/python -c "from multidraft.models.huggingface.from_gguf import folder_of; \
 	from multidraft.zoo.smollm2 import file; from pathlib import Path; import torch; \
 	print(folder_of(file('target'), Path('.venv-engines'), torch.float32))"
 test-engines: setup .venv-engines/.made

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from multidraft.cli.models import TRANSFORMERS, Loader, load
 from multidraft.io.files import cache
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.gguf.to_hugging_face import folder_of
+from multidraft.models.huggingface.from_gguf import folder_of
 from multidraft.zoo import smollm2
 
 MAX_TEXT = 512  # tokens; logits of all of them are in memory at once

@@ -17,7 +17,7 @@ from pass_cases import parser_of, show
 from platformdirs import user_cache_path
 from transformers import PreTrainedModel
 
-from multidraft.models.gguf.to_hugging_face import folder_of
+from multidraft.models.huggingface.from_gguf import folder_of
 from multidraft.models.huggingface.loading import load_model
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.zoo import smollm2

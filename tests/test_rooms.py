@@ -53,3 +53,8 @@ def test_the_package_names_its_licenses_and_versions_of_python():
     assert licenses == {root / "LICENSE", *PACKAGE.rglob("NOTICE.md")}
     for version in ("3.11", "3.12", "3.13"):
         assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+
+
+def test_only_the_door_and_the_readers_behind_it_know_hugging_face_models():
+    naming = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if "PreTrainedModel" in path.read_text()}
+    assert {path for path in naming if path.parts[:2] != ("models", "huggingface")} == {Path("models/door.py")}

@@ -17,9 +17,9 @@ from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
 from multidraft.zoo import embedded, has_embedded
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
-    from multidraft.models.door import Model
+    from multidraft.models.door import HuggingFaceModel, Model
 
 EMBEDDED, SMOLLM2, NONE = "embedded", "smollm2", "none"
 PAIRS = (EMBEDDED, SMOLLM2)  # targets with a draft of the same name
@@ -146,7 +146,7 @@ def pair_note(target: str, draft: str, named: "tuple[str | None, str | None]", e
 
 
 @cache
-def small_draft() -> "PreTrainedModel":
+def small_draft() -> "HuggingFaceModel":
     """smollm2's small draft model, on transformers."""
     from multidraft.models.huggingface.loading import load_model
 
@@ -272,7 +272,7 @@ def resolve(name: str, role: str, loader: Loader) -> str:
     path = Path(name).expanduser()
     if engine == TRANSFORMERS:
         from multidraft.io.files import cache
-        from multidraft.models.gguf.to_hugging_face import folder_of
+        from multidraft.models.huggingface.from_gguf import folder_of
 
         return str(folder_of(path, cache()))  # cached
     return str(path)
@@ -321,7 +321,7 @@ def is_file(name: str) -> bool:
     return name.lower().endswith(".gguf") or Path(name).expanduser().is_file()
 
 
-def ready_model(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
+def ready_model(model: "HuggingFaceModel", name: str) -> "HuggingFaceModel":
     """Move a transformers model to the GPU if there is one, else to a dtype of the processor; raise unless it runs."""
     import torch
 
@@ -354,7 +354,7 @@ def other_pieces(
 
 def built_in_drafter(name: str, target: "Model") -> "Model":
     """Build a drafter that needs no draft model: n-grams, look-up, the target's first layers, or a head."""
-    from multidraft.generation.inputs import vocabulary_of
+    from multidraft.models.door import vocabulary_size
     from multidraft.models.heads.drafters import head
     from multidraft.models.huggingface.loading import first_layers
     from multidraft.models.ngram import Lookup, NGram
@@ -366,7 +366,7 @@ def built_in_drafter(name: str, target: "Model") -> "Model":
         return head(name, target)
     if drafter == "layers":
         return first_layers(target, int(number))
-    return {"ngram": NGram, LOOKUP: Lookup}[drafter](vocabulary_of(target), int(number or BUILT_IN[drafter] or 0))
+    return {"ngram": NGram, LOOKUP: Lookup}[drafter](vocabulary_size(target), int(number or BUILT_IN[drafter] or 0))
 
 
 def mixture_of(members: "list[Model]", mixture: list[Member]) -> "Model":

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
@@ -35,7 +35,7 @@ from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop
 from multidraft.generation.streaming import as_stream
 from multidraft.generation.text import text_ends
 from multidraft.machine import is_busy, warn_of_spinning
-from multidraft.models.door import Model, as_reader
+from multidraft.models.door import HuggingFaceModel, Model, as_model, as_reader
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.pass_check import depends_on_pass
@@ -62,7 +62,7 @@ def generate(
 
 @overload
 def generate(
-    model: PreTrainedModel, input_ids: Int[Tensor, "batch length"], /, **settings: Any
+    model: HuggingFaceModel, input_ids: Int[Tensor, "batch length"], /, **settings: Any
 ) -> Int[Tensor, "batch longer"] | ModelOutput: ...
 
 
@@ -108,7 +108,7 @@ def generate(
     Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
     is raised when the other rows are done, and holds their tokens.
     """
-    target_model = user_inputs.as_model(target_model, "target")
+    target_model = as_model(target_model, "target")
     drafting_model = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     if drafting_model is not None and depends_on_pass(as_reader(target_model)):
         warnings.warn(

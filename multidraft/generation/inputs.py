@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from multidraft.autotune.controller import Limits, can_choose
 from multidraft.decoding.policy import TreePolicy, policy_of
@@ -25,11 +24,10 @@ from multidraft.models.base import (
     other_tokens,
     undrafted_note,
 )
-from multidraft.models.door import Model
+from multidraft.models.door import Model, as_model, context_of, is_reduced, vocabulary_size
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import HEAD_NAME, head
-from multidraft.models.huggingface import compat
 from multidraft.models.reader import Reader
 from multidraft.sampling.checks import check_all
 from multidraft.verification.registry import scheme as scheme_named
@@ -100,40 +98,6 @@ def plan_file(plan: Any, limits: Limits | None) -> Path | None:
     return None if plan is None else Path(plan)
 
 
-def as_model(model: Any, name: str) -> Any:
-    """The model, out of PEFT's wrapper if it has one: adapters are in the layers. Raises where it cannot be read."""
-    if not isinstance(model, PreTrainedModel | type) and hasattr(model, "peft_config"):
-        if any(getattr(config, "is_prompt_learning", False) for config in model.peft_config.values()):
-            raise AdviceError(
-                f"the {name} model has an adapter that puts tokens of its own before every text, and trees are read "
-                "without; use one that changes layers, such as LoRA"
-            )
-        model = model.get_base_model()
-    check_model(model, name)
-    return model
-
-
-def check_model(model: Any, name: str) -> None:
-    """Raise unless it is a model that the loop can read with, on a device that has float64."""
-    if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
-        raise AdviceError(f"the {name} model is compiled; pass the model itself, with compile=True")
-    if isinstance(model, type) or not isinstance(model, PreTrainedModel | Reader):
-        raise AdviceError(
-            f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
-            "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it, or a Reader of your own"
-        )
-    if isinstance(model, PreTrainedModel) and compat.drops_values(model):
-        raise AdviceError(
-            f"the {name} model, or a part of it, is in training mode, which may drop values at random; call "
-            "model.eval()"
-        )
-    device = model.device if isinstance(model, Reader) else compat.home(model)
-    if (kind := device.type) == "mps":
-        raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
-    if kind == "meta":
-        raise AdviceError(f"the {name} model has no weights (device meta); load them with from_pretrained")
-
-
 def as_drafter(draft: Any, target: Model) -> Model | None:
     """The drafter that was passed, or named as a head, several of them as one; raises AdviceError on what is none."""
     drafters = list(draft) if isinstance(draft, list | tuple) else [draft]
@@ -187,7 +151,7 @@ def sequence_limits(
     prompts: list[list[int]], target_model: Model, draft_model: Model | None, new_tokens: list[int]
 ) -> list[int]:
     """How long each sequence may become: the prompt and its new tokens, but not beyond the target's context."""
-    context, size = context_of(target_model), vocabulary_of(target_model)
+    context, size = context_of(target_model), vocabulary_size(target_model)
     check_vocabularies(target_model, draft_model)
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
@@ -209,23 +173,8 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
             "the target has a part of another model's tokens (target_ids); it can only draft for that one"
         )
     if draft is not None:
-        check_sizes(vocabulary_of(target), vocabulary_of(draft), is_reduced(draft))
-        check_ids(draft, vocabulary_of(target))
-
-
-def context_of(model: Model) -> int | None:
-    """The largest number of tokens in a sequence that a model can read; None for no limit."""
-    return model.context if isinstance(model, Reader) else compat.context(model.config)
-
-
-def vocabulary_of(model: Model) -> int:
-    """How far the tokens go that the model knows."""
-    return model.vocabulary if isinstance(model, Reader) else compat.vocabulary_of(model).size
-
-
-def is_reduced(model: Model) -> bool:
-    """Whether a draft model knows a part of the target's tokens only."""
-    return (model if isinstance(model, Reader) else compat.vocabulary_of(model)).ids is not None
+        check_sizes(vocabulary_size(target), vocabulary_size(draft), is_reduced(draft))
+        check_ids(draft, vocabulary_size(target))
 
 
 def as_lists(inputs: Any) -> list[list[int]]:

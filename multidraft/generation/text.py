@@ -59,14 +59,14 @@ def text_ends(model: Any, tokenizer: "PreTrainedTokenizerBase | None", chat: boo
 
     Fine-tuned models often have only one of them right.
     """
-    from multidraft.generation.inputs import vocabulary_of
+    from multidraft.models.door import vocabulary_size
     from multidraft.sampling.generation_config import ends_of
 
     ends = ends_of(getattr(model, "generation_config", None), set())
     if tokenizer is None:
         return ends
     others = [tokenizer.eos_token_id, closing_token(tokenizer) if chat else None]
-    return ends | {token for token in others if token is not None and token < vocabulary_of(model)}
+    return ends | {token for token in others if token is not None and token < vocabulary_size(model)}
 
 
 def closing_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from multidraft.decoding.batch import Updates
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.errors import AdviceError
-from multidraft.generation.inputs import context_of, sequence_limits, vocabulary_of
+from multidraft.generation.inputs import sequence_limits
 from multidraft.generation.templates import template_of
 from multidraft.generation.text import closing_texts, encode_messages, encode_text, text_ends, thinking_of
 from multidraft.sampling.generation_config import model_defaults
@@ -135,8 +135,8 @@ class Service:
         self.names, self.limits, self.api_key, self.allowed_origins = names, engine.limits, api_key, allowed_origins
         self.update_queues: WeakSet[asyncio.Queue[tuple[int, Update]]] = WeakSet()  # one per running request
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
-        self.vocabulary, self.defaults = vocabulary_of(engine.target), model_defaults(engine.target)
-        contexts = [self.limits.context, context_of(engine.target)]
+        self.vocabulary, self.defaults = engine.target.vocabulary, model_defaults(engine.target)
+        contexts = [self.limits.context, engine.target.context]
         self.context = min((context for context in contexts if context is not None), default=None)  # of a sequence
 
     def begin(self) -> None:

@@ -10,7 +10,9 @@ from multidraft.errors import AdviceError
 from multidraft.zoo.smollm2 import INSTALL
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+    from multidraft.models.door import HuggingFaceModel
 
 FOLDER = Path(__file__).parent
 
@@ -18,8 +20,8 @@ FOLDER = Path(__file__).parent
 class Pair(NamedTuple):
     """Two models with one tokenizer."""
 
-    target: "PreTrainedModel"
-    draft: "PreTrainedModel"
+    target: "HuggingFaceModel"
+    draft: "HuggingFaceModel"
     tokenizer: "PreTrainedTokenizerBase"
 
 

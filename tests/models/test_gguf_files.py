@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import multidraft as md
 from multidraft.errors import AdviceError
-from multidraft.models.gguf import header, ik_llama, to_hugging_face
+from multidraft.models.gguf import header, ik_llama
+from multidraft.models.huggingface import from_gguf
 
 gguf: Any = pytest.importorskip("gguf")
 
@@ -39,15 +40,15 @@ def split(tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("model-*.gguf"))
 
 
-ENGINES = {"native": lambda path: md.GGUF(path), "transformers": lambda path: to_hugging_face.read(path, torch.float32)}
+ENGINES = {"native": lambda path: md.GGUF(path), "transformers": lambda path: from_gguf.read(path, torch.float32)}
 
 
 def test_a_split_model_is_read_from_its_first_part(split):
     whole, parts = md.GGUF(tiny_file("llama")).new(9), md.GGUF(split[0]).new(9)
     assert len(split) == 3
     assert parts.forward([[1, 2]], [[-1, 0]]).logits.equal(whole.forward([[1, 2]], [[-1, 0]]).logits)
-    config, weights = to_hugging_face.read(split[0], torch.float32)
-    expected_config, expected = to_hugging_face.read(tiny_file("llama"), torch.float32)
+    config, weights = from_gguf.read(split[0], torch.float32)
+    expected_config, expected = from_gguf.read(tiny_file("llama"), torch.float32)
     assert config.to_dict() == expected_config.to_dict()
     assert all(weights[name].equal(value) for name, value in expected.items())
 
@@ -109,7 +110,7 @@ def test_unusual_types_are_read_as_transformers_engine_reads_them(name, tmp_path
     path, kind = tmp_path / "model.gguf", gguf.GGMLQuantizationType[name]
     tensors = {t.name: t for t in gguf.GGUFReader(wide_file()).tensors}
     write_quantised(path, tensors, kind)
-    config, weights = to_hugging_face.read(path, torch.float32)
+    config, weights = from_gguf.read(path, torch.float32)
     model = AutoModelForCausalLM.from_config(config).eval()
     model.load_state_dict(weights, strict=False)
     model.tie_weights()

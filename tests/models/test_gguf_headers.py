@@ -16,7 +16,7 @@ from tiny import tiny_model
 from multidraft.errors import AdviceError
 from multidraft.models.gguf import header
 from multidraft.models.gguf.header import Cursor, check, whole_numbers
-from multidraft.models.gguf.to_hugging_face import read as read_for_transformers
+from multidraft.models.huggingface.from_gguf import read as read_for_transformers
 from multidraft.zoo.smollm2 import DRAFT
 
 gguf: Any = pytest.importorskip("gguf")

@@ -84,7 +84,7 @@ def test_the_wheel_lists_what_ships_and_leaves_the_embedded_pair_out():
 @pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
 def test_weights_and_tokenizer_are_what_transformers_reads(tmp_path):
     pytest.importorskip("gguf")
-    from multidraft.models.gguf.to_hugging_face import folder_of
+    from multidraft.models.huggingface.from_gguf import folder_of
     from multidraft.models.huggingface.loading import load_model, load_tokenizer
 
     path = smollm2.file("target")

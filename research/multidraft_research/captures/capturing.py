@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.generation.generate import generate
-from multidraft.generation.inputs import context_of
 from multidraft.io import files as outputs
+from multidraft.models.door import context_of
 from multidraft.models.huggingface.compat import home, vocabulary_of
 from multidraft_research.captures.folder import Entry
 from multidraft_research.captures.recording import Recording, resize

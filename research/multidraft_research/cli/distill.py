@@ -73,8 +73,8 @@ def check_same(note: Path, ours: dict[str, Any]) -> None:
 
 def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
     """The draft model, with about as many tokens as the capture, and its tokenizer."""
-    from multidraft.generation.inputs import vocabulary_of
     from multidraft.models.base import check_sizes
+    from multidraft.models.door import vocabulary_size
     from multidraft.models.huggingface.loading import load_model, load_tokenizer
     from multidraft.zoo import load_pair
 
@@ -84,7 +84,7 @@ def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
     else:
         go_offline_without_hub([name])
         tokenizer, model = load_tokenizer(name), load_model(name)
-    check_sizes(vocabulary, vocabulary_of(model))
+    check_sizes(vocabulary, vocabulary_size(model))
     return model, tokenizer
 
 

@@ -92,12 +92,12 @@ def teacher(target: str, settings: dict[str, Any]) -> "Teacher":
 
 def sizes(target: str | None, taught: "Teacher") -> dict[str, Any]:
     """What a draft has from its target."""
-    from multidraft.generation.inputs import context_of, vocabulary_of
+    from multidraft.models.door import context_of, vocabulary_size
     from multidraft_research.training.recipe import Recipe
 
     return {
         "taught_by": target,
-        "vocabulary": vocabulary_of(taught.model),
+        "vocabulary": vocabulary_size(taught.model),
         "context": min(context_of(taught.model) or Recipe.context, Recipe.context),
     }
 

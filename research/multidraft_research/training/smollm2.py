@@ -120,7 +120,7 @@ def train(
 
 def folder() -> Path:
     """Where the target is kept for Hugging Face's engine."""
-    from multidraft.models.gguf.to_hugging_face import folder_of
+    from multidraft.models.huggingface.from_gguf import folder_of
 
     return folder_of(smollm2.file("target"), user_cache_path("multidraft", appauthor=False))
 

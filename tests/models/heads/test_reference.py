@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from multidraft.models.gguf.to_hugging_face import read as read_gguf
 from multidraft.models.heads.drafters import Head, head
+from multidraft.models.huggingface.from_gguf import read as read_gguf
 from multidraft.zoo import smollm2
 
 FOLDER = Path(__file__).parent / "reference"

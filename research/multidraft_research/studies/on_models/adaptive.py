@@ -19,8 +19,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.generation import DEFAULT_SCHEME
-from multidraft.generation.inputs import vocabulary_of
-from multidraft.models.door import as_reader
+from multidraft.models.door import as_reader, vocabulary_size
 from multidraft.models.ngram import NGram
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
@@ -68,7 +67,7 @@ def named(level: float, node: float) -> str:
 @cache
 def subjects(pair: Pair) -> dict[str, MeasuredPair]:
     """The pair, and its target with counts of the text, with the project's prompts."""
-    drafters = {"model": as_reader(pair.draft), "n-gram": NGram(vocabulary_of(pair.target))}
+    drafters = {"model": as_reader(pair.draft), "n-gram": NGram(vocabulary_size(pair.target))}
     prompts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in TEXTS.read_text().splitlines()]
     return {
         name: MeasuredPair(as_reader(pair.target), drafter, scheme(DEFAULT_SCHEME), "deferred", prompts)

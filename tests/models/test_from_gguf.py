@@ -14,9 +14,10 @@ from tiny import tiny_model
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.gguf import IK_LLAMA_CPP, to_hugging_face
+from multidraft.models.gguf import IK_LLAMA_CPP
 from multidraft.models.gguf.choice import check_readable
-from multidraft.models.gguf.to_hugging_face import folder_of, read
+from multidraft.models.huggingface import from_gguf
+from multidraft.models.huggingface.from_gguf import folder_of, read
 from multidraft.models.huggingface.loading import load_model, load_tokenizer
 from multidraft.zoo import load_pair
 
@@ -75,7 +76,7 @@ def test_a_file_that_nothing_reads_is_refused_before_torch_is_loaded(tmp_path):
 
 
 def test_a_llama_whose_queries_stay_in_the_order_of_the_file_is_another(monkeypatch):
-    monkeypatch.setattr(to_hugging_face, "in_halves", lambda weight, heads: weight)
+    monkeypatch.setattr(from_gguf, "in_halves", lambda weight, heads: weight)
     wrong = differing(tiny_model("llama"), tiny_file("llama"))
     assert wrong
     assert all(name.endswith(("q_proj.weight", "k_proj.weight")) for name in wrong)
@@ -94,7 +95,7 @@ def test_a_folder_is_made_once_with_tokenizer_and_template(tmp_path, monkeypatch
     ours, theirs = target.lm_head.weight.detach().float(), load_model(str(folder)).lm_head.weight.detach()
     assert 0 < (ours - theirs).abs().max() < 0.01 * ours.abs().max()
     assert load_tokenizer(str(folder)).get_vocab() == tokenizer.get_vocab()
-    monkeypatch.setattr(to_hugging_face, "convert", None)
+    monkeypatch.setattr(from_gguf, "convert", None)
     assert folder_of(path, tmp_path, torch.float32) == folder
 
 
@@ -112,21 +113,21 @@ def test_a_full_disk_is_advice_and_leaves_nothing(reduced, tmp_path, monkeypatch
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(to_hugging_face, "save_file", full)
+    monkeypatch.setattr(from_gguf, "save_file", full)
     with pytest.raises(AdviceError, match=r"No space left on device.*make room"):
         folder_of(reduced, tmp_path)
     assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_folder_that_another_process_has_made_meanwhile_is_taken(reduced, tmp_path, monkeypatch):
-    convert = to_hugging_face.convert
+    convert = from_gguf.convert
 
     def slow(path, folder, dtype):
-        monkeypatch.setattr(to_hugging_face, "convert", convert)
+        monkeypatch.setattr(from_gguf, "convert", convert)
         folder_of(path, tmp_path, dtype)
         convert(path, folder, dtype)
 
-    monkeypatch.setattr(to_hugging_face, "convert", slow)
+    monkeypatch.setattr(from_gguf, "convert", slow)
     folder = folder_of(reduced, tmp_path)
     assert load_model(str(folder)).config.target_ids == [3, 1, 7]
     assert not (folder / "tokenizer.json").exists()
