@@ -27,7 +27,8 @@ PAIR_VARIABLE = "MULTIDRAFT_PAIR"  # the environment variable with the default p
 LOOKUP = "lookup"  # the drafter of a target that comes without one
 COPY = "copy"  # in a mixture: look up the text first, where look-ups were right so far
 LAYERS = "layers"  # of the target, as a drafter
-BUILT_IN = {"ngram": 3, LOOKUP: 3, LAYERS: None}  # drafters without a model, and their default numbers
+MAX_NUMBER = 1000  # of the tokens of a run that is counted or looked up, or of layers
+BUILT_IN = {"ngram": 3, LOOKUP: MAX_NUMBER, LAYERS: None}  # drafters without a model, and their default numbers
 HEADS = ("eagle3", "dflash", "medusa")  # drafters that read the target's hidden states, by their folders
 LAST_STATE_HEADS = HEADS[1:]  # that may read the last one, which GGUF files do not give
 BUILT_IN_HELP = ", ".join(
@@ -52,7 +53,6 @@ TRUST_HELP = "Run code that comes with a model's folder or hub page. It never ru
 BUILT_IN_NAME = re.compile(rf"({'|'.join(BUILT_IN)})(?::(\d+))?")
 HEAD_NAME = re.compile(rf"({'|'.join(HEADS)}):.+")
 WEIGHTED_NAME = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
-MAX_NUMBER = 1000  # of an n-gram's tokens, or of layers
 HUB_SECONDS = 4  # to wait for the hub's answer
 Member = tuple[str, float | None]  # a name, and its weight in a mixture if given
 

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.models.reader import Lists, digest
+from multidraft.models.repeats import SuffixAutomaton
 from multidraft.models.scores import Scores
 from multidraft.models.table import Prefix, PrefixModel
 from multidraft.verification.distributions import described
 
 MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones
 GUESS_WEIGHT = 0.01  # of a guess without any match
+MAX_RUN = 1000  # tokens of a run that is looked up, unless somebody says otherwise
 Law = dict[int, float]  # probabilities by token; the rest of the probability is not known
 
 
@@ -28,15 +30,15 @@ class History:
     """What followed each run of up to `longest` tokens, kept up as the text grows."""
 
     def __init__(self, longest: int):
-        self.longest, self.length = longest, 0
+        self.longest, self.num_read = longest, 0
         self.followers: dict[Prefix, dict[int, int]] = {}  # how often by token, the latest one last
         self.counted: dict[Prefix, tuple[int, int, dict[int, int]]] = {}
 
     def read(self, text: Sequence[int]) -> None:
         """Go on to the end of a text of which the beginning has been read."""
-        for place in range(self.length, len(text)):
+        for place in range(self.num_read, len(text)):
             self.note(tuple(text[max(place - self.longest, 0) : place]), text[place])
-            self.length = place + 1
+            self.num_read = place + 1
 
     def note(self, before: Prefix, token: int) -> None:
         """Read a token behind the last ones before it."""
@@ -53,37 +55,46 @@ class History:
             self.counted[run] = sum(followers.values()), len(followers), dict(frequent)
         return self.counted[run]
 
-    def latest(self, prefix: Prefix) -> tuple[int, int]:
-        """The token that followed the latest occurrence of the longest run that ends a prefix, and the run's length."""
-        run = next((run for run in runs(prefix, self.longest) if run in self.followers), None)
-        return (prefix[-1], 0) if run is None else (next(reversed(self.followers[run])), len(run))
 
-
-class Matches(History):
-    """A history that notes how often its latest follower was right, by the length of the run that matched."""
+class Matches(SuffixAutomaton):
+    """Where runs of up to `longest` tokens occurred before, and how often what had followed there came again."""
 
     def __init__(self, longest: int):
-        super().__init__(longest)
+        super().__init__()
+        self.longest = longest
         self.tallies: dict[tuple[int, bool], tuple[int, int]] = {}  # hits and trials
         self.was_right = False  # the guess of the last token that was read
 
-    def note(self, before: Prefix, token: int) -> None:
-        if before:
-            guess, length = self.latest(before)
-            hits, trials = self.tallies.get((length, self.was_right), (0, 0))
-            self.tallies[length, self.was_right] = hits + (guess == token), trials + 1
-            self.was_right = guess == token
-        super().note(before, token)
+    def read(self, text: Sequence[int]) -> None:
+        """Go on to the end of a text of which the beginning has been read."""
+        for token in text[len(self.text) :]:
+            guess, length = self.guess(self.end, self.longest)
+            if guess is not None:
+                key = size_class(length), self.was_right
+                hits, trials = self.tallies.get(key, (0, 0))
+                self.was_right = guess == token
+                self.tallies[key] = hits + self.was_right, trials + 1
+            self.add(token)
 
-    def certainty(self, prefix: Prefix, length: int) -> float:
-        """How likely the latest follower of a run of this length, which ends a prefix, is right by what the text shows.
+    def next_token(self, path: Sequence[int]) -> tuple[int | None, float]:
+        """The token that should follow if the text goes on with a path, and how likely; None if nothing was read yet.
 
-        (hits + 2 m) / (trials + 2) among runs of as many tokens whose last one was, or was not, itself guessed right;
-        m = length^2 / (length^2 + 4) is a guess in advance.
+        (hits + 2 m) / (trials + 2) among runs of about as many tokens whose last one was, or was not, itself guessed
+        right; m = length^2 / (length^2 + 4) is a guess in advance.
         """
-        right = len(prefix) > 1 and self.latest(prefix[-self.longest - 1 : -1])[0] == prefix[-1]
-        hits, trials = self.tallies.get((length, right), (0, 0))
-        return (hits + 2 * max(length * length, GUESS_WEIGHT) / (length * length + 4)) / (trials + 2)
+        match, was_right = self.end, self.was_right
+        for token in path:
+            was_right = self.guess(match, self.longest)[0] == token
+            match = self.match_after(match, token)
+        guess, length = self.guess(match, self.longest)
+        hits, trials = self.tallies.get((size_class(length), was_right), (0, 0))
+        in_advance = max(length * length, GUESS_WEIGHT) / (length * length + 4)
+        return guess, (hits + 2 * in_advance) / (trials + 2)
+
+
+def size_class(length: int) -> int:
+    """The class of a run's length: of up to 3 tokens each its own, then 4 to 7, 8 to 15, and so on."""
+    return length if length < 4 else 1 + length.bit_length()
 
 
 def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
@@ -97,11 +108,11 @@ class CountingReader(PrefixModel):
 
     cost = "lookup"
     looks_back: int
-    history: ClassVar[type[History]] = History
+    history: ClassVar[type[History | Matches]]
 
     def __init__(self, vocabulary: int, longest: int):
         super().__init__(vocabulary)
-        self.longest, self.looks_back = longest, longest + 2
+        self.longest = longest
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -112,15 +123,14 @@ class CountingReader(PrefixModel):
         state = self.rows[row]
         if state.memory is None:
             state.memory = self.history(self.longest)
-        if state.memory.length < len(state.kept) + len(unread):
+        if state.memory.num_read < len(state.kept) + len(unread):
             state.memory.read([*state.kept, *unread])
         return state.memory
 
     def certainty(self, row: int, unread: list[int]) -> float | None:
         unread = self.encode(unread)
         self.read(row, unread)
-        prefix = *self.rows[row].kept[-self.looks_back :], *unread
-        return max(self.next_token(row, prefix[-self.looks_back :]).values())
+        return max(self.next_token(row, (*self.last_kept(self.rows[row]), *unread)).values())
 
     def _commit(self, paths: Lists) -> None:
         for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece
@@ -162,11 +172,14 @@ class NGram(CountingReader):
     (tensor([[[1, 3]]]), tensor([[[0.8750, 0.1250]]]))
     """
 
+    history = History
+
     def __init__(self, vocabulary: int, order: int = 3, corpus: Sequence[int] = ()):
         if not is_integer(order) or order < 1:
             raise AdviceError(f"an n-gram model of order {shown(order)} predicts nothing; use at least 1")
         check_corpus(corpus, vocabulary)
         super().__init__(vocabulary, order - 1)
+        self.looks_back = order - 1
         self.corpus = History(self.longest)
         self.corpus.read(corpus)
 
@@ -201,25 +214,35 @@ def check_corpus(corpus: Any, vocabulary: int) -> None:
 
 
 class Lookup(CountingReader):
-    """Prompt look-up: the token that followed the latest occurrence of the longest run that has occurred before.
+    """Look-up: the token that followed the latest occurrence of the longest run that has occurred before.
 
     Deterministic: all probability is on one token. Its score is the logarithm of how likely it is right, estimated from
     how often such matches were right in the text so far; `LookupThenModel` mixes by it. Runs have at most `longest`
-    tokens; where nothing matches, it is the latest token of the text (Saxena, Prompt Lookup Decoding, 2023). Raises
-    AdviceError for `longest` below 1.
+    tokens; where nothing matches, it is the latest token of the text. (Prompt Lookup Decoding, Saxena, 2023, takes runs
+    of up to three.) A token takes some 5 us. Raises AdviceError for `longest` below 1.
+
+    >>> model = Lookup(vocabulary=4)
+    >>> _ = model.forward([[3, 1, 0, 3]], [[-1, 0, 1, 2]], "none")
+    >>> model.commit([[0, 1, 2, 3]])
+    >>> model.forward([[1]], [[-1]]).ids
+    tensor([[[0]]])
     """
 
-    history = Matches
+    history, looks_back = Matches, 0  # kept tokens are in the automaton
 
-    def __init__(self, vocabulary: int, longest: int = 3):
+    def __init__(self, vocabulary: int, longest: int = MAX_RUN):
         if not is_integer(longest) or longest < 1:
             raise AdviceError(f"look-up of runs of {shown(longest)} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {"digest": digest(str([self.vocabulary, 3]))}  # as when the first plans were written, of runs of three
 
     def new(self, capacity: int) -> "Lookup":
         return Lookup(self.vocabulary, self.longest)
 
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]
-        history = self.read(row)
-        token, length = history.latest(prefix)
-        return {token: history.certainty(prefix, length)}
+        matches = self.read(row)
+        token, certainty = matches.next_token(prefix[matches.num_read - len(self.rows[row].kept) :])
+        return {prefix[-1] if token is None else token: certainty}

@@ -42,9 +42,12 @@ class PrefixModel(Reader):
 
     def prefixes(self, row: Row, count: int) -> list[Prefix]:
         """The tokens up to each of a row's last pending ones."""
-        nodes = range(len(row.tokens) - count, len(row.tokens))
-        kept = row.kept[-self.looks_back :] if self.looks_back else row.kept
+        nodes, kept = range(len(row.tokens) - count, len(row.tokens)), self.last_kept(row)
         return [(*kept, *(row.tokens[place] for place in row.path(node))) for node in nodes]
+
+    def last_kept(self, row: Row) -> list[int]:
+        """The last kept tokens of a row, as many as are looked at."""
+        return row.kept if self.looks_back is None else row.kept[max(len(row.kept) - self.looks_back, 0) :]
 
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
         """The logits after each row's prefixes, of which no row has more than `width`."""

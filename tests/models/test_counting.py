@@ -14,7 +14,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.models.door import as_reader
 from multidraft.models.ensemble import MIN_CERTAINTY, LookupThenModel, Mixture, SideBySide, spread
-from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
+from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram, size_class
 from multidraft.models.reader import Reader
 from multidraft.models.scores import TokenScores
 from multidraft.models.table import TableModel, random_table
@@ -155,16 +155,16 @@ def certainty(text: list[int], longest: int) -> float:
     tallies, right, kept = Counter[tuple[int, bool, str]](), False, text[:-1]
     for place in range(1, len(kept)):
         token, length = guess(kept[:place], kept[:place], longest)
-        tallies[length, right, "hits"] += token == kept[place]
-        tallies[length, right, "trials"] += 1
+        tallies[size_class(length), right, "hits"] += token == kept[place]
+        tallies[size_class(length), right, "trials"] += 1
         right = token == kept[place]
     _, length = guess(kept, text, longest)
     right = bool(kept) and guess(kept, kept, longest)[0] == text[-1]
-    hits, trials = tallies[length, right, "hits"], tallies[length, right, "trials"]
+    hits, trials = (tallies[size_class(length), right, kind] for kind in ("hits", "trials"))
     return float((hits + 2 * Fraction(max(100 * length**2, 1), 100 * length**2 + 400)) / (trials + 2))
 
 
-@pytest.mark.parametrize("longest", [1, 3])
+@pytest.mark.parametrize("longest", [1, 3, 1000])
 def test_the_certainty_of_a_match_is_how_often_such_matches_were_right(longest):
     text = torch.randint(3, (30,), generator=torch.Generator().manual_seed(longest)).tolist()
     seen = set()
