@@ -17,7 +17,7 @@ class SuffixAutomaton:
     """All runs of tokens of a text, in at most two states a token (Blumer and others, 1985).
 
     A state stands for runs that end at the same places: `length` of the longest, and `shorter` leads to the state of
-    the longest of its ends that also occurs elsewhere. `follower` is the place after the latest occurrence; of a text
+    the longest of its ends that also occurs elsewhere. `place_after` is that after the latest occurrence; of a text
     that repeats one token again and again, short runs may miss the latest ones. State 0 is the empty run.
 
         text  7 1 2 8 1 2      the longest run that ends it and occurred before is 1 2, and what followed is 8
@@ -26,13 +26,13 @@ class SuffixAutomaton:
     def __init__(self) -> None:
         self.text: list[int] = []
         self.following: list[dict[int, int]] = [{}]  # by state and token: the state of runs that go on with it
-        self.length, self.shorter, self.follower = [0], [NOWHERE], [NOWHERE]
+        self.length, self.shorter, self.place_after = [0], [NOWHERE], [NOWHERE]
         self.whole = 0  # the state of the text itself
 
     def add(self, token: int) -> None:
         """Read a token behind the text."""
         place, new = len(self.text), self.new_state(self.length[self.whole] + 1, {}, 0, NOWHERE)
-        self.note_follower(place)
+        self.note_place(place)
         self.text.append(token)
         state = self.whole
         while state != NOWHERE and token not in self.following[state]:
@@ -42,23 +42,23 @@ class SuffixAutomaton:
             self.shorter[new] = self.state_of_run(state, token)
         self.whole = new
 
-    def new_state(self, length: int, following: dict[int, int], shorter: int, follower: int) -> int:
+    def new_state(self, length: int, following: dict[int, int], shorter: int, place_after: int) -> int:
         """Add a state."""
         self.length.append(length)
         self.following.append(following)
         self.shorter.append(shorter)
-        self.follower.append(follower)
+        self.place_after.append(place_after)
         return len(self.length) - 1
 
-    def note_follower(self, place: int) -> None:
+    def note_place(self, place: int) -> None:
         """The token that comes at a place follows all runs that end the text before it."""
         state = self.whole
         for _ in range(MAX_UPDATES):
             if state <= 0:
                 break
-            self.follower[state] = place
+            self.place_after[state] = place
             state = self.shorter[state]
-        self.follower[0] = place
+        self.place_after[0] = place
 
     def state_of_run(self, state: int, token: int) -> int:
         """The state of a state's longest run with a token behind it, parted from longer runs that end elsewhere."""
@@ -66,7 +66,7 @@ class SuffixAutomaton:
         if self.length[together] == self.length[state] + 1:
             return together
         apart = self.new_state(
-            self.length[state] + 1, dict(self.following[together]), self.shorter[together], self.follower[together]
+            self.length[state] + 1, dict(self.following[together]), self.shorter[together], self.place_after[together]
         )
         self.shorter[together] = apart
         while state != NOWHERE and self.following[state].get(token) == together:
@@ -93,15 +93,15 @@ class SuffixAutomaton:
             length = self.length[state]
         return Match(self.following[state][token], length + 1) if token in self.following[state] else Match(0, 0)
 
-    def guess(self, match: Match, longest: int) -> tuple[int | None, int]:
-        """What followed the latest occurrence of a match, cut to `longest` tokens, and the length of that run.
+    def follower(self, match: Match, longest: int) -> tuple[int | None, int]:
+        """The place after the latest occurrence of a match, cut to `longest` tokens, and the length of that run.
 
         What has only occurred at the very end was not followed yet: then the longest of its ends that was; None where
         the text is empty.
         """
         state, length = match
-        while state and (self.follower[state] == NOWHERE or self.length[self.shorter[state]] >= longest):
+        while state and (self.place_after[state] == NOWHERE or self.length[self.shorter[state]] >= longest):
             state = self.shorter[state]
             length = self.length[state]
-        place = self.follower[state]
-        return (None if place == NOWHERE else self.text[place]), min(length, longest)
+        place = self.place_after[state]
+        return (None if place == NOWHERE else place), min(length, longest)

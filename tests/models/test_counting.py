@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,16 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.models.door import as_reader
 from multidraft.models.ensemble import MIN_CERTAINTY, LookupThenModel, Mixture, SideBySide, spread
-from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram, size_class
+from multidraft.models.ngram import (
+    LONG_MATCH,
+    MAX_AWAY,
+    MAX_FOLLOWERS,
+    CountingReader,
+    Lookup,
+    Matches,
+    NGram,
+    size_class,
+)
 from multidraft.models.reader import Reader
 from multidraft.models.scores import TokenScores
 from multidraft.models.table import TableModel, random_table
@@ -150,30 +160,76 @@ def guess(known: list[int], text: list[int], longest: int) -> tuple[int, int]:
     return text[-1], 0
 
 
-def certainty(text: list[int], longest: int) -> float:
-    """How likely a look-up after a text is right, by going through its kept tokens from the beginning."""
-    tallies, right, kept = Counter[tuple[int, bool, str]](), False, text[:-1]
-    for place in range(1, len(kept)):
-        token, length = guess(kept[:place], kept[:place], longest)
-        tallies[size_class(length), right, "hits"] += token == kept[place]
-        tallies[size_class(length), right, "trials"] += 1
-        right = token == kept[place]
-    _, length = guess(kept, text, longest)
-    right = bool(kept) and guess(kept, kept, longest)[0] == text[-1]
-    hits, trials = (tallies[size_class(length), right, kind] for kind in ("hits", "trials"))
-    return float((hits + 2 * Fraction(max(100 * length**2, 1), 100 * length**2 + 400)) / (trials + 2))
+def sayings(text: list[int], kept: int, longest: int) -> list[list[tuple[int, Any, int]]]:
+    """By place, and for what comes next, what is guessed there, of which kind, by a run of how many tokens."""
+    said, known, right = list[list[tuple[int, Any, int]]](), text[:kept], False
+    copied = None  # the place that is copied, how many tokens were right, and how many came since it was left
+    for end in range(len(text) + 1):
+        before = text[:end]
+        token, length = guess(known[:end], before, longest) if end and known[:end] else (None, 0)
+        said.append([] if token is None else [(token, ("match", size_class(length), right), length)])
+        if copied and copied[0] < len(known[:end]):
+            said[-1].append((known[copied[0]], ("copy", copied[1], size_class(copied[2])), 1 + 2 * copied[1]))
+        if end == len(text):
+            break
+        right, actual = token == text[end], text[end]
+        if copied:
+            place, copies, away = copied
+            if place < len(known[:end]) and known[place] == actual:
+                copied = None if copies == LONG_MATCH - 1 else (place + 1, copies + 1, away)
+            else:
+                copied = (place + 1, 0, 1) if copies else None if away == MAX_AWAY else (place, 0, away + 1)
+        if not copied and said[-1] and not right and length >= LONG_MATCH:
+            run = before[end - length :]
+            copied = (1 + max(at for at in range(length, len(known[:end])) if known[at - length : at] == run), 0, 1)
+    return said
+
+
+def likeliest(text: list[int], kept: int, longest: int) -> tuple[int, float]:
+    """The likeliest guess after a text, by going through its kept tokens from the beginning."""
+    *said, last = sayings(text, kept, longest)
+    tried = [(kind, token == text[place]) for place, guesses in enumerate(said[:kept]) for token, kind, _ in guesses]
+    hits, trials = Counter(kind for kind, right in tried if right), Counter(kind for kind, _ in tried)
+    likely = [
+        (token, (hits[kind] + 2 * Fraction(max(100 * length**2, 1), 100 * length**2 + 400)) / (trials[kind] + 2))
+        for token, kind, length in last
+    ]
+    token, chance = max(likely, key=lambda pair: pair[1], default=(text[-1], Fraction(1, 100)))
+    return token, float(chance)
+
+
+def repetitive(seed: int) -> list[int]:
+    """A text that copies itself, with tokens replaced, left out and put in."""
+    draw, text = random.Random(seed), [0, 1, 2]
+    while len(text) < 60:
+        start = draw.randrange(len(text) - 2)
+        text += [token if draw.random() < 0.9 else draw.randrange(6) for token in text[start : start + 12]]
+        text += [draw.randrange(6)] * draw.randrange(2)
+    return text
 
 
 @pytest.mark.parametrize("longest", [1, 3, 1000])
-def test_the_certainty_of_a_match_is_how_often_such_matches_were_right(longest):
-    text = torch.randint(3, (30,), generator=torch.Generator().manual_seed(longest)).tolist()
-    seen = set()
+def test_the_likeliest_guess_is_of_the_kind_that_was_most_often_right(longest):
+    """Matches, and places where a copy goes on after tokens were replaced; also where the text goes on with a path."""
+    text, seen, kinds = repetitive(longest), set(), set()
     for end in range(1, len(text) + 1):
-        [scores] = scores_of_text(Lookup(9, longest), text[:end])
-        assert scores.logits.exp().item() == pytest.approx(certainty(text[:end], longest), abs=EXACT)
-        seen.add(round(scores.logits.exp().item(), 6))
+        for path in ((), tuple(text[end : end + 3]), (5, 0)):
+            whole = [*text[:end], *path]
+            token, chance = likeliest(whole, end - 1, longest)
+            [scores] = scores_of_text(Lookup(9, longest), text[:end], path)
+            assert (scores.ids.item(), scores.logits.exp().item()) == (token, pytest.approx(chance, abs=EXACT))
+            seen.add(round(chance, 6))
+            kinds |= {kind[0] for _, kind, _ in sayings(whole, end - 1, longest)[-1]}
     assert len(seen) > 8
     assert 0 < min(seen) < max(seen) < 1
+    assert kinds == ({"match", "copy"} if longest >= LONG_MATCH else {"match"})
+
+
+def test_a_text_of_one_token_again_and_again_is_read_in_a_moment():
+    matches = Matches(1000)
+    matches.read([5] * 5000)
+    assert matches.next_token([5, 5])[0] == 5
+    assert len(matches.length) <= 2 * 5000
 
 
 # Several drafters as one
