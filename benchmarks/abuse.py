@@ -359,7 +359,7 @@ def ended(server: Serve, part: Part, number: int) -> None:
     asyncio.run(all_of_them())
     code = server.process.wait(PATIENCE)
     part.seconds = time.perf_counter() - began
-    if number == signal.SIGTERM and (code != 130 or part.answers["cut"]):
+    if number == signal.SIGTERM and (code != 128 + number or part.answers["cut"]):
         part.broken.append(f"SIGTERM: exit {code}, {part.answers['cut']} cut")
     check_log(server, part)
     server.start()
