@@ -22,6 +22,7 @@ from multidraft.verification.distributions import described
 
 MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones
 GUESS_WEIGHT = 0.01  # of a guess without any match
+MAX_CERTAINTY = 0.998  # of a look-up
 LONG_MATCH, MAX_AWAY = 4, 8  # tokens: after which a copy that is left may go on; in which it has to
 MAX_RUN = 1000  # tokens of a run that is looked up, unless somebody says otherwise
 Law = dict[int, float]  # probabilities by token; the rest of the probability is not known
@@ -134,10 +135,11 @@ class Matches(SuffixAutomaton):
     def certainty(self, guess: Guess) -> float:
         """How likely a guess is right: (hits + 2 m) / (trials + 2) among those of its kind.
 
-        m = length^2 / (length^2 + 4) is a guess in advance.
+        m = length^2 / (length^2 + 4) is a guess in advance. At most 0.998: what sums to one is a law that is whole.
         """
         hits, trials = self.tallies.get(guess.kind, (0, 0))
-        return (hits + 2 * max(guess.length**2, GUESS_WEIGHT) / (guess.length**2 + 4)) / (trials + 2)
+        in_advance = max(guess.length**2, GUESS_WEIGHT) / (guess.length**2 + 4)
+        return min((hits + 2 * in_advance) / (trials + 2), MAX_CERTAINTY)
 
     def next_token(self, path: Sequence[int]) -> tuple[int, float] | None:
         """The token that most likely follows if the text goes on with a path, and how likely; None for no text."""
