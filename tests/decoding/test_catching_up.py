@@ -88,16 +88,16 @@ def test_rows_that_all_catch_up_draft_nothing(passes):
 
 
 def test_a_probe_lasts_until_the_rows_have_caught_up():
-    """And what catching up takes is not taken for the price of a step without drafts."""
+    """And goes on while drafts are right. What catching up takes is not taken for the price of a plain step."""
     policy = Auto(Profile({}), 0.0, budget=1e9)
-    policy.profile = profile(by_rows={1: costs(1.0, 50.0, 30.0)}, true_rates=rates(0.1), spent=0.0)
+    policy.profile = profile(by_rows={1: costs(1.0, 0.75, 0.05)}, true_rates=rates(0.1), spent=0.0)
     policy.begin(1, 0.0)
     policy.pause = 2
     before = policy.profile.measured(1, drafted=False)
     records = steps(*rested([3 * CHUNK], policy), count=8)
     drafted = [len(record.trees[0]) > 1 for record in records]
     assert [record.is_catching_up for record in records] == [2 <= number <= 4 for number in range(8)]
-    assert drafted == [number == 5 for number in range(8)] or drafted == [number in (5, 6) for number in range(8)]
+    assert drafted == [number >= 5 for number in range(8)]
     assert policy.profile.measured(1, drafted=False) - before <= 8 - 3 - sum(drafted)
 
 
