@@ -76,7 +76,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """A value for an error message: its repr on one line, at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
@@ -90,10 +90,10 @@ def shown_error(error: Exception) -> str:
 def check_flag(value: object, name: str) -> None:
     """Raise unless it is True or False."""
     if not isinstance(value, bool):
-        raise AdviceError(f"{name} is {shown(value)}; use True or False")
+        raise AdviceError(f"{name} is {quote(value)}; use True or False")
 
 
 def check_integer(value: Any, name: str, minimum: int) -> None:
     """Raise unless it is an integer of at least `minimum`."""
     if not is_integer(value) or value < minimum:
-        raise AdviceError(f"{name} is {shown(value)}; use a whole number, at least {minimum}")
+        raise AdviceError(f"{name} is {quote(value)}; use a whole number, at least {minimum}")

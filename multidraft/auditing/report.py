@@ -26,19 +26,19 @@ class Report:
     sampled: list[Sampled]
     walks: list[Walked]
 
-    def summed(self) -> list[Exact | Walked]:
+    def exact_findings(self) -> list[Exact | Walked]:
         """The findings without noise."""
         return [*([self.exact] if self.exact else []), *self.walks]
 
     @property
     def deviation(self) -> float:
         """The largest difference between an exact probability and the target's."""
-        return max((part.deviation for part in self.summed()), default=math.nan)
+        return max((part.deviation for part in self.exact_findings()), default=math.nan)
 
     @property
     def total_variation(self) -> float:
         """The largest exact total variation from the target."""
-        return max((part.total_variation for part in self.summed()), default=math.nan)
+        return max((part.total_variation for part in self.exact_findings()), default=math.nan)
 
     @property
     def biased(self) -> bool:
@@ -49,13 +49,13 @@ class Report:
         """The parts that found a bias: "exact", "statistical", "walks"."""
         exact = self.exact
         checks = {
-            "exact": exact is not None and (self.off(exact) or exact.impossible > max(EXACT_ERROR, self.within)),
+            "exact": exact is not None and (self.is_off(exact) or exact.impossible > max(EXACT_ERROR, self.within)),
             "statistical": any(part.biased for part in self.sampled),
-            "walks": any(self.off(part) for part in self.walks),
+            "walks": any(self.is_off(part) for part in self.walks),
         }
         return [name for name, is_guilty in checks.items() if is_guilty]
 
-    def off(self, part: Exact | Walked) -> bool:
+    def is_off(self, part: Exact | Walked) -> bool:
         """Whether an exact finding is beyond rounding and beyond what was stated.
 
         What a rule is off by counts twice in a walk at every node that draws. Replace the sub-walks by exact ones, one
@@ -70,7 +70,7 @@ class Report:
         """Biased, lossless, lossless within what was stated, or (where nothing could be summed up) no bias found."""
         if self.biased:
             return "biased"
-        if not self.summed():
+        if not self.exact_findings():
             return "no bias found"
         return "lossless" if self.deviation <= EXACT_ERROR else "lossless within its stated deviation"
 
@@ -86,7 +86,7 @@ class Report:
         guilty = self.guilty()
         if "exact" in guilty and self.exact:
             small = max(self.exact.total_variation, self.exact.impossible) < ROUNDING
-            return described(self.exact.worst) + "; if that is rounding, state it: within=1e-5" * small
+            return describe_case(self.exact.worst) + "; if that is rounding, state it: within=1e-5" * small
         if "walks" in guilty:
             worst = max(self.walks, key=lambda part: part.total_variation)
             return (
@@ -94,9 +94,9 @@ class Report:
                 f"tokens is off by a total variation of {worst.total_variation:.3g}"
             )
         if "statistical" in guilty:
-            return alarmed(max(self.sampled, key=lambda part: part.biased))
-        if not self.summed():
-            return "; ".join(map(unseen, self.sampled))
+            return alarm_reason(max(self.sampled, key=lambda part: part.biased))
+        if not self.exact_findings():
+            return "; ".join(map(visible_bias, self.sampled))
         return f"no exact probability is off by more than {self.deviation:.1e}"
 
     def replay(self) -> Case:
@@ -134,7 +134,7 @@ class Report:
         return self.sentence
 
 
-def described(case: Case) -> str:
+def describe_case(case: Case) -> str:
     """A case on one line, with the numbers to see it again."""
     drafts = ", ".join(f"{tokens} ({weight:.3g})" for tokens, weight in case.drafts)
     return (
@@ -144,7 +144,7 @@ def described(case: Case) -> str:
     )
 
 
-def alarmed(part: Sampled) -> str:
+def alarm_reason(part: Sampled) -> str:
     """Why the statistical part raised the alarm."""
     if part.out_of_range:
         return f"{part.out_of_range} of {part.trials} emitted ids are no tokens of the {part.vocabulary}"
@@ -157,7 +157,7 @@ def alarmed(part: Sampled) -> str:
     )
 
 
-def unseen(part: Sampled) -> str:
+def visible_bias(part: Sampled) -> str:
     """What the statistical part would have seen."""
     seen = "are too few to see any bias towards the draft"
     if part.smallest_bias is not None:

@@ -28,7 +28,7 @@ from torch.nn.functional import one_hot
 from multidraft.auditing.exact import impossible, optimum
 from multidraft.auditing.pairs import large_pair
 from multidraft.errors import AdviceError
-from multidraft.verification.distributions import described, uniform
+from multidraft.verification.distributions import describe, uniform
 from multidraft.verification.law import Law
 from multidraft.verification.scheme import Scheme
 
@@ -59,7 +59,7 @@ class Sampler:
         tokens = self.verify(target.clone(), draft.clone(), drafted.clone(), generator)
         if not isinstance(tokens, Tensor) or tokens.dtype.is_floating_point or tokens.shape != drafted.shape[:-1]:
             raise AdviceError(
-                f"{self.name} returned {described(tokens)}; a sampler returns one token id for each of the "
+                f"{self.name} returned {describe(tokens)}; a sampler returns one token id for each of the "
                 f"{len(drafted)} rows: an integer tensor of shape ({len(drafted)},)"
             )
         return tokens.long()

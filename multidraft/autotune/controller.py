@@ -155,7 +155,7 @@ class Auto(Growing):
     @property
     def has_costs(self) -> bool:
         """Whether steps have been timed, or none may be, so that the prior's costs hold."""
-        return bool(self.profile.known) or not self.budget
+        return bool(self.profile.timed_rows) or not self.budget
 
     def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
         """Set prices before the first step, so that a draft model that will not be used need not read the prompts.
@@ -218,7 +218,7 @@ class Auto(Growing):
 
     def tree_to_time(self, rows: int) -> StaticTree | None:
         """The tree that is drafted to be timed: a new pair's first steps, and then some without drafts."""
-        plain_steps = self.profile.measured(rows, False)
+        plain_steps = self.profile.step_count(rows, False)
         if self.phase is Phase.TIMING:  # where nothing can be drafted, tries come to an end
             is_plain = plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS
             return self.without_drafts if is_plain else self.first_tree
@@ -236,7 +236,7 @@ class Auto(Growing):
             weight = DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT
             self.learnt_rates = self.recent.rates(self.prior, weight)
         rates = self.learnt_rates
-        self.costs = costs = self.profile.costs(rows) if self.profile.known else DEFAULT_COSTS.scaled(rows)
+        self.costs = costs = self.profile.costs(rows) if self.profile.timed_rows else DEFAULT_COSTS.scale_rows(rows)
         self.measured_plain_seconds = costs.seconds(NO_WORK) if self.is_settled(rows) else None
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "pass" else CHAINS[:1]
@@ -251,8 +251,8 @@ class Auto(Growing):
 
     def is_settled(self, rows: int) -> bool:
         """Whether costs are known and steps with so many rows not timed any more; the first ones are often too slow."""
-        is_timed = self.profile.measured(rows, False) >= MAX_SAMPLES or self.profile.spent_near(rows) >= self.budget
-        return is_timed and bool(self.profile.known)
+        is_timed = self.profile.step_count(rows, False) >= MAX_SAMPLES or self.profile.spent_near(rows) >= self.budget
+        return is_timed and bool(self.profile.timed_rows)
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes that the draft model reads, by the tree in use; a model that some rows ask answers them all."""
@@ -329,7 +329,7 @@ class Auto(Growing):
 
     def time(self, record: "StepRecord") -> None:
         """Add a step to the profile while it needs more, and write that from time to time."""
-        if self.profile.known:
+        if self.profile.timed_rows:
             self.say_timing(self.rows)
         self.unsaved_seconds += note(self.profile, record, self.kind, self.budget)
         if self.unsaved_seconds > SAVE_SECONDS:
@@ -348,7 +348,7 @@ class Auto(Growing):
             save(self.profile)
         self.unsaved_seconds = 0.0
         mostly_plain = self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2
-        if advise and mostly_plain and not self.is_busy and self.costs and self.profile.known:
+        if advise and mostly_plain and not self.is_busy and self.costs and self.profile.timed_rows:
             plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
             if self.tokens <= (1 + MARGIN) * plain_tokens:
                 say_once(NO_DRAFTS_ADVICE)
@@ -362,7 +362,7 @@ def work_of(trees: list[TokenTree], kind: Cost) -> Work:
     for tree in trees if kind != "lookup" else ():
         row_reads = dict[int, int]()
         for node, law in tree.laws.items():
-            if law.known is None:
+            if law.known_probs is None:
                 depth = tree.depths[node]
                 row_reads[depth] = row_reads.get(depth, 0) + 1
         for depth, count in row_reads.items():
@@ -392,7 +392,7 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
         if (tracker := profile.at(temperature)).nodes < MAX_LEARNT_NODES:
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
     profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
-    is_spent = bool(profile.known) and profile.spent_near(rows) >= budget
+    is_spent = bool(profile.timed_rows) and profile.spent_near(rows) >= budget
     if record.is_catching_up or is_spent or profile.is_disturbed:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]

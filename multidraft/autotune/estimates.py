@@ -62,7 +62,8 @@ class Rates:
 
     def of(self, law: NodeLaw) -> list[float]:
         """Acceptance by number of drafts at a node; a lookup reports its own probabilities."""
-        return self.by_class[class_of(law)] if law.known is None else acceptance_of_known(law.known, self.trust)
+        known = law.known_probs
+        return self.by_class[class_of(law)] if known is None else acceptance_of_known(known, self.trust)
 
     def tokens(self, tree: Tree) -> float:
         """Expected tokens of a step, with the one that a step without drafts emits too."""
@@ -128,14 +129,14 @@ class AcceptanceTracker:
         rows = range(len(record.trees)) if rows is None else rows
         visits = [[event for event in record.events[row] if isinstance(event, Visit)] for row in rows]
         for tree, row_visits in zip([record.trees[row] for row in rows], visits, strict=True):
-            if 0 in tree.laws and tree.laws[0].known is None:
+            if 0 in tree.laws and tree.laws[0].known_probs is None:
                 self.roots[class_of(tree.laws[0])] += 1
             for node, weight, verdict in row_visits:
                 drafts = min(tree.counts.get(node, 0), MAX_DRAFTS)
                 accept_masses = [0.0] * drafts
                 for child in verdict.children if drafts else ():  # children with zero mass are left out
                     accept_masses[min(tree.ranks[child.node], drafts - 1)] += child.accept
-                if drafts and (probabilities := tree.laws[node].known) is not None:
+                if drafts and (probabilities := tree.laws[node].known_probs) is not None:
                     self.counts += sum(accept_masses), weight * acceptance_of_known(probabilities, 1.0)[drafts]
                 elif drafts:
                     self.add((drafts, class_of(tree.laws[node])), weight, accept_masses)
@@ -224,7 +225,7 @@ class Costs:
         rest = self.first + self.node * work.nodes if work.nodes else self.plain
         return self.level * work.levels + self.read * work.reads + rest
 
-    def scaled(self, factor: float | int) -> "Costs":
+    def scale_rows(self, factor: float | int) -> "Costs":
         """The costs with `factor` times the rows, which put that many times the tokens into every pass."""
         extra, plain = factor - 1, self.plain if factor <= 1 else max(self.plain, self.first)
         step_costs = plain + extra * self.node, self.first + extra * self.node

@@ -128,8 +128,8 @@ class Growing(TreePolicy):
         read_price = self.rows_per_drafting_row * self.read_price
         for node in tree.level(depth) if depth < self.depth and len(tree) < self.row_nodes else ():
             parent_law, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
-            if parent_law.known is not None or self.kind == "lookup":
-                if (gain := self.best_count(reach, self.accepted(parent_law), True)[1]) > 0:
+            if parent_law.known_probs is not None or self.kind == "lookup":
+                if (gain := self.best_count(reach, self.acceptance(parent_law), True)[1]) > 0:
                     lookup_nodes[node] = gain
             elif (gain := self.best_count(reach, self.rates.average, False)[1] - read_price) > 0:
                 model_nodes[node] = gain
@@ -154,7 +154,7 @@ class Growing(TreePolicy):
             total += gain
         return MAX_NODE_DRAFTS, total
 
-    def accepted(self, law: NodeLaw) -> list[float]:
+    def acceptance(self, law: NodeLaw) -> list[float]:
         """Acceptance by number of drafts at a node."""
         if law.accepted is None:
             law.accepted = self.rates.of(law)
@@ -167,7 +167,7 @@ class Growing(TreePolicy):
         if node not in tree.reach:
             parent = tree.parents[node]
             drafts = tree.counts[parent]
-            accepted = self.accepted(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.ranks[node]]
+            accepted = self.acceptance(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.ranks[node]]
             tree.reach[node] = self.reach(tree, parent) * accepted
         return tree.reach[node]
 
@@ -185,8 +185,8 @@ class Growing(TreePolicy):
         reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
         for node in sorted(reach, key=lambda candidate: -reach[candidate]):
             law = tree.laws[node]
-            by_lookup = law.known is not None or self.kind == "lookup"
-            count, gain = self.best_count(reach[node], self.accepted(law), by_lookup)
+            by_lookup = law.known_probs is not None or self.kind == "lookup"
+            count, gain = self.best_count(reach[node], self.acceptance(law), by_lookup)
             if depth == 0 and gain <= self.rows_per_drafting_row * self.first_price:  # the root pays for the tree
                 count = int(self.is_probing and not by_lookup)
             if count := min(count, room):

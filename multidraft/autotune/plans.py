@@ -18,7 +18,7 @@ import torch
 
 from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fit_costs
 from multidraft.decoding.walks import Walker
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.io import files
 from multidraft.io.fields import Field, Items, Number, Object, Table, read
 from multidraft.io.journal import parse
@@ -81,14 +81,14 @@ class Profile:
         is_busy_now = is_busy()
         if self.has_busy_steps and not is_busy_now:
             self.restart()
-        self.is_disturbed = is_busy_now and not self.has_busy_steps and bool(self.known)
+        self.is_disturbed = is_busy_now and not self.has_busy_steps and bool(self.timed_rows)
         self.has_busy_steps |= is_busy_now and not self.is_disturbed
 
     def restart(self) -> None:
         """Drop all timed steps; acceptance, which no load changes, stays."""
         for kept in (self.samples, self.spent, self.costs_at):
             kept.clear()
-        vars(self).pop("known", None)
+        vars(self).pop("timed_rows", None)
         self.has_busy_steps, self.restarts = False, self.restarts + 1
 
     def add(self, rows: int, step: Timed) -> None:
@@ -100,17 +100,17 @@ class Profile:
         del runs[:-MAX_SAMPLES]
         self.spent[rows] = self.spent.get(rows, 0.0) + step.draft + step.target + step.rest
         self.costs_at.clear()
-        if rows not in self.known:
-            del self.known  # it is computed again
+        if rows not in self.timed_rows:
+            del self.timed_rows  # it is computed again
 
-    def measured(self, rows: int, drafted: bool) -> int:
+    def step_count(self, rows: int, drafted: bool) -> int:
         """How many timed steps are kept, with drafts or without."""
         return sum(len(runs) for kind, runs in self.samples.get(rows, {}).items() if drafted != kind.endswith("/0"))
 
     @cached_property
-    def known(self) -> list[int]:
+    def timed_rows(self) -> list[int]:
         """The numbers of rows for which there are enough timed steps."""
-        fewest = {rows: min(self.measured(rows, drafted) for drafted in (False, True)) for rows in self.samples}
+        fewest = {rows: min(self.step_count(rows, drafted) for drafted in (False, True)) for rows in self.samples}
         return sorted(rows for rows, steps in fewest.items() if steps >= MIN_STEPS)
 
     def spent_near(self, rows: int) -> float:
@@ -121,16 +121,16 @@ class Profile:
         power = round(math.log2(rows))
         return sum((seconds for other, seconds in self.spent.items() if round(math.log2(other)) == power), 0.0)
 
-    def nearest_known(self, rows: int) -> int:
+    def nearest_timed_rows(self, rows: int) -> int:
         """The number of rows with timed steps that is nearest to this one."""
-        return min(self.known, key=lambda other: abs(np.log(other / rows)))
+        return min(self.timed_rows, key=lambda other: abs(np.log(other / rows)))
 
     def costs(self, rows: int) -> Costs:
         """The costs with any number of rows: as measured, or scaled from the nearest number that was."""
         if rows not in self.costs_at:
-            nearest = self.nearest_known(rows)
+            nearest = self.nearest_timed_rows(rows)
             costs = fit_costs(self.samples[nearest])
-            self.costs_at[rows] = costs if nearest == rows else costs.scaled(rows / nearest)
+            self.costs_at[rows] = costs if nearest == rows else costs.scale_rows(rows / nearest)
         return self.costs_at[rows]
 
     def at(self, temperature: float | int) -> AcceptanceTracker:
@@ -184,7 +184,7 @@ def read_step(run: list[float], name: str) -> Timed:
     """A timed step from a file; raises AdviceError if its name and its nodes disagree on whether it had drafts."""
     step = Timed(*run)
     if bool(step.nodes) == name.endswith("/0") or step.target <= 0:
-        raise AdviceError(f"{NO_PLAN}: the step {shown(run)} is no {name}, or took no time; {HOW_TO_MAKE}")
+        raise AdviceError(f"{NO_PLAN}: the step {quote(run)} is no {name}, or took no time; {HOW_TO_MAKE}")
     return step._replace(rest=max(step.rest, 0.0))  # rounding may have made it negative
 
 
@@ -237,7 +237,7 @@ def place(identity: dict[str, Any]) -> Path:
 def fresh(identity: dict[str, Any]) -> Profile:
     """A new profile: acceptance from a shipped one with the same drafter, and no costs, which depend on the machine."""
     profile = Profile(identity)
-    for entry in shipped():
+    for entry in shipped_profiles():
         lender = Profile.from_json(entry.read_text())
         if all(without_dtypes(lender.identity[name]) == without_dtypes(identity[name]) for name in LENDING_FIELDS):
             profile.acceptance = lender.acceptance
@@ -257,7 +257,7 @@ def without_dtypes(identity: Any) -> Any:
     return {name: without_dtypes(part) for name, part in identity.items() if name != "dtype"}
 
 
-def shipped() -> list[Traversable]:
+def shipped_profiles() -> list[Traversable]:
     """The files of the profiles that are shipped with pairs."""
     folder = package_files("multidraft.zoo").joinpath("plans")
     return list(folder.iterdir()) if folder.is_dir() else []
@@ -271,7 +271,7 @@ def load_named(file: Path, identity: dict[str, Any]) -> Profile:
     except AdviceError as error:
         raise AdviceError(f"plan {str(file)!r}: {error}") from None
     differing = [name for name in identity if profile.identity.get(name) != identity[name]]
-    if differing or not profile.known:
+    if differing or not profile.timed_rows:
         fault = f"is of another {' and '.join(differing)}" if differing else "has no costs"
         raise AdviceError(
             f"plan {str(file)!r} {fault}; make the right one with `multidraft tune --out {file}`, and the same models"
@@ -293,11 +293,11 @@ def load_kept(file: Path, identity: dict[str, Any]) -> Profile | None:
 
 def how_often(profile: Profile) -> str:
     """In words: how often steps are timed for a profile, which depends on whether it can be kept."""
-    return "and again when the machine is not busy" if is_busy() else where_kept(place(profile.identity))
+    return "and again when the machine is not busy" if is_busy() else timing_note(place(profile.identity))
 
 
 @lru_cache(maxsize=32)
-def where_kept(file: Path) -> str:
+def timing_note(file: Path) -> str:
     """In words: how often steps are timed if they are kept in this file, which depends on whether it can be written."""
     try:
         files.make_folder(file.parent, "the cache")

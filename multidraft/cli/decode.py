@@ -104,7 +104,7 @@ class Job:
         thinking = thinking_of(tokenizer, prompt.tokens, str(tokenizer.chat_template)) if self.chat else None
         return Grammar(tokenizer, self.schema, thinking=thinking)
 
-    def encoded(self, prompts: list[Prompt]) -> list[Prompt]:
+    def encode_prompts(self, prompts: list[Prompt]) -> list[Prompt]:
         """The prompts, with their tokens filled in."""
         encode(prompts, self.models, self.chat)
         return prompts

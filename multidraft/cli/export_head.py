@@ -8,7 +8,7 @@ from typer import Argument
 from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
 from multidraft.cli.models import HEAD_NAME, SMOLLM2, load_models, silence
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}  # by which other engines find a target
 WHOLE_HELP = "With the rows of the target's output layer, which vLLM and SGLang need; else only multidraft reads it."
@@ -29,7 +29,7 @@ def export_head(
 ) -> None:
     """Write a draft head in the format that vLLM, SGLang and `speculators` read."""
     if not HEAD_NAME.fullmatch(name):
-        raise AdviceError(f"{shown(name)} names no draft head; write eagle3:{SMOLLM2} or KIND:FOLDER")
+        raise AdviceError(f"{quote(name)} names no draft head; write eagle3:{SMOLLM2} or KIND:FOLDER")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise AdviceError(f"{str(out)!r} is not an empty folder; choose another --out")
     from multidraft.models.heads.configuration import target_name

@@ -112,7 +112,7 @@ class Output:
             raise AdviceError("--trace and --jsonl are one file; choose two")
 
 
-@o.grouped
+@o.flatten_options
 def generate(
     models: o.ModelOptions,
     source: Source,
@@ -154,7 +154,7 @@ def decode_prompts(job: Job, is_conversation: bool, output: Output, models_note:
         raise AdviceError(
             f"--trace {str(output.trace)!r} has the trace of earlier prompts, and would be lost; give another file"
         )
-    pair, prompts, defaults = job.models, job.encoded(job.prompts), model_defaults(job.models.target)
+    pair, prompts, defaults = job.models, job.encode_prompts(job.prompts), model_defaults(job.models.target)
     job = replace(job, settings=job.settings_for(pair.target))
     report = Report(job.reported_settings, journal)
     line = defaults_note({name: value for name, value in defaults.items() if job.settings[name] == value})

@@ -14,7 +14,7 @@ from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io.files import check_folder
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
-from multidraft.zoo import embedded, has_embedded
+from multidraft.zoo import embedded_folder, has_embedded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -248,7 +248,7 @@ def load_models(
     for path, draft in zip(paths[1:], models[1:], strict=True):
         check_vocabularies(models[0], draft)
         known: Any = draft if isinstance(draft, Reader) else vocabulary_of(draft)
-        known.undrafted = torch.tensor(others[path]) if others.get(path) else None
+        known.undrafted_columns = torch.tensor(others[path]) if others.get(path) else None
     return models[0], models[1:], tokenizers[paths[0]]
 
 
@@ -256,7 +256,7 @@ def resolve(name: str, role: str, loader: Loader) -> str:
     """The folder, hub name or GGUF file for a name; for transformers a GGUF file is converted to a folder."""
     engine = loader.engine
     if name == EMBEDDED:
-        return str(embedded(role))
+        return str(embedded_folder(role))
     if name == SMOLLM2:
         from multidraft.zoo import smollm2
 
@@ -282,7 +282,7 @@ def check_names(target: str, draft: str, engine: str | None = None) -> None:
     """Raise where a target or draft leads nowhere, is not installed or not read; nothing heavy is imported."""
     for name, role in [(target, "target"), *((name, "draft") for name in models_in(parse(draft)))]:
         if name == EMBEDDED:
-            embedded(role)
+            embedded_folder(role)
         elif name == SMOLLM2:
             check_smollm2(role)
         elif is_file(name):

@@ -84,7 +84,7 @@ def check_drafting(scheme: str, tree: str, plan: str | None) -> None:
         files.content(Path(plan), "the plan", MAX_PLAN_BYTES)
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
     """Flatten a command's parameters that are dataclasses into their fields, because typer has no option groups."""
     parameters = signature(command).parameters
     groups: dict[str, Any] = {name: p.annotation for name, p in parameters.items() if is_dataclass(p.annotation)}

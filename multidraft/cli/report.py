@@ -41,7 +41,7 @@ class Runs(list[tuple[int, float]]):
         runs = self if batches is None else [self[i] for i in batches]
         return sum(tokens for tokens, _ in runs) / max(sum(seconds for _, seconds in runs), 1e-9)
 
-    def over(self, plain: "Runs") -> float | None:
+    def speedup_over(self, plain: "Runs") -> float | None:
         """The speedup over plain decoding, if both ran."""
         return self.rate() / max(plain.rate(), 1e-9) if self and plain else None
 
@@ -152,7 +152,7 @@ class Report:
             prefix = "" if name == "drafted" else f"{name}_"
             if name != "plain":
                 is_told = not self.was_busy and (self.has_draft or name != "drafted")
-                ratio = (None, None) if not is_told else (runs.over(plain), runs.interval(plain))
+                ratio = (None, None) if not is_told else (runs.speedup_over(plain), runs.interval(plain))
                 numbers |= dict(zip((f"{prefix}speedup", f"{prefix}speedup_interval"), ratio, strict=True))
             if prefix:
                 numbers[f"{name}_tokens_per_second"] = runs.rate() if runs else None
@@ -172,7 +172,7 @@ class Report:
             interval = runs.interval(plain) if name != "plain" else None
             interval_text = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
             if runs:
-                ratio = BUSY if self.was_busy else f"{runs.over(plain):.2f}{interval_text}"
+                ratio = BUSY if self.was_busy else f"{runs.speedup_over(plain):.2f}{interval_text}"
                 rows.append([label, f"{runs.rate():.1f}", ratio])
         return rows
 

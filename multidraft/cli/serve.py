@@ -87,7 +87,7 @@ class EngineOptions:
     ] = None
 
 
-@o.grouped
+@o.flatten_options
 def serve(
     *,
     models: o.ModelOptions,

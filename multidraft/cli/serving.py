@@ -51,9 +51,9 @@ class Serving(o.DraftingOptions, o.ModelOptions):
                 raise AdviceError(
                     f"the allowed origin {origin!r} is none; write scheme and host, as https://example.org, or *"
                 )
-        self.configured()
+        self.configure()
 
-    def configured(self) -> "tuple[DecodeConfig, TreePolicy, TreeLimits | None, Path | None]":
+    def configure(self) -> "tuple[DecodeConfig, TreePolicy, TreeLimits | None, Path | None]":
         """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
         from multidraft.generation.inputs import resolve_config
 
@@ -98,7 +98,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         note_open_answers(tokenizer)
         if line := defaults_note(model_defaults(target)):
             terminal.note(line)
-        config, policy, limits, plan = self.configured()
+        config, policy, limits, plan = self.configure()
         target, draft = as_reader(target), None if draft is None else as_reader(draft)
         if limits is not None and draft is not None:
             subject = MeasuredPair(target, draft, config.scheme, config.walk)

@@ -22,7 +22,7 @@ from multidraft.decoding.request import Phase, Request, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
-from multidraft.models.base import closed_up
+from multidraft.models.base import close_gaps
 from multidraft.models.huggingface.weights import ModelMark, modules_of
 from multidraft.models.reader import Reader
 from multidraft.models.table import answers_prompts
@@ -87,25 +87,25 @@ class Batch:
         return updates
 
     @property
-    def begun(self) -> list[Request]:
+    def active(self) -> list[Request]:
         """The requests that are read or decode."""
         return [*self.running, *(self.reading.requests if self.reading else ())]
 
     @property
     def requests(self) -> list[Request]:
         """All that have not ended."""
-        return [*self.begun, *self.waiting]
+        return [*self.active, *self.waiting]
 
     @property
     def tokens_in_cache(self) -> int:
         """Slots that rows take."""
-        return len(self.begun) * self.width
+        return len(self.active) * self.width
 
     @property
     def max_kept_rows(self) -> float | int:
         """The most rows that have left and are kept: as many as the models tell apart beside those that have begun."""
         paths = paths_of(self.target, self.draft)
-        return math.inf if paths is None else max(paths - self.policy.limits.paths(max(len(self.begun), 1)) - 1, 0)
+        return math.inf if paths is None else max(paths - self.policy.limits.paths(max(len(self.active), 1)) - 1, 0)
 
     # Requests come
 
@@ -285,7 +285,7 @@ class Batch:
         staying = len(going) + (len(self.reading.requests) if self.reading else 0)
         for row in set(range(len(self.running))).difference(going, faulty):
             self.keep_prefix(self.state, row, staying * self.width)
-        order = closed_up(going)  # which moves the fewest
+        order = close_gaps(going)  # which moves the fewest
         self.running = [self.running[row] for row in order]
         self.state = gather(self.state, order) if order else None
 
@@ -311,7 +311,7 @@ class Batch:
 
         Something that fails while prompts are read concerns these prompts; any other failure all that have begun.
         """
-        requests = self.concerned or self.begun
+        requests = self.concerned or self.active
         if not self.concerned:
             self.running, self.state = [], None
         self.reading, self.concerned, self.prefixes = None, [], PrefixCache()

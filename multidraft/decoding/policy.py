@@ -121,7 +121,7 @@ class StaticTree(TreePolicy):
         shape = self.shape
         for node in filter(tree.has_drafts, tree.level(depth)):
             below = (shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot]))
-            for token, slot in zip(tree.drawn(node), below, strict=False):
+            for token, slot in zip(tree.drawn_tokens(node), below, strict=False):
                 tree.slots.setdefault(tree.children[node][token], []).append(slot)
 
     def drafts(self, tree: TokenTree, node: int) -> int:

@@ -59,7 +59,7 @@ class NodeLaw:
     accepted: list[float] | None = None  # by number of drafts at the node, how likely a policy takes that to be
 
     @property
-    def known(self) -> list[float] | None:
+    def known_probs(self) -> list[float] | None:
         """The probabilities of the most likely tokens, if the drafter says how much of the law it knows."""
         return None if self.scores is None else self.scores.known[self.line]
 
@@ -135,7 +135,7 @@ class TokenTree:
         drafted = [int(ids[place]) if place >= 0 else -1 for place in places]
         self.counts[node], self.places[node], self.tuples[node], self.numbers[node] = drafts, places, drafted, numbers
         children = self.children[node] = dict[int, int]()
-        for rank, token in enumerate(self.drawn(node)):
+        for rank, token in enumerate(self.drawn_tokens(node)):
             if token not in children:
                 children[token] = len(self.tokens)
                 self.tokens.append(token)
@@ -148,7 +148,7 @@ class TokenTree:
                 self.levels.append([])
             self.levels[depth] += children.values()
 
-    def drawn(self, node: int) -> list[int]:
+    def drawn_tokens(self, node: int) -> list[int]:
         """The tokens drawn at a node in their order, duplicates kept if the law repeats tokens."""
         tokens = [token for token in self.tuples[node] if token >= 0]
         return tokens if self.can_repeat else list(dict.fromkeys(tokens))

@@ -12,7 +12,7 @@ from multidraft.decoding.targets import NodeResidual, NodeTarget, PlaceValues, T
 from multidraft.decoding.tree import TokenTree, stack_distributions
 from multidraft.decoding.walks import Child, Queries, Verdict, Walker, drive, walker
 from multidraft.errors import AdviceError
-from multidraft.verification.rules.recursive_rejection import left_by_one
+from multidraft.verification.rules.recursive_rejection import single_draft_residual
 from multidraft.verification.scheme import Scheme
 
 MIN_ACCEPT_MASS = 1e-15  # what is below it is rounding: whether they take a coin must not depend on a row's neighbours
@@ -120,7 +120,7 @@ def single_draft_outcome(query: NodeQuery) -> Verdict:
     likely, drawn = weight * float(target.values[place]), float(draft[place])
     accept = 1.0 if likely >= drawn else likely / drawn
 
-    def left() -> PlaceValues:
-        return left_by_one(stack_targets([target])[0].numpy(), draft, weight, accept)
+    def residual() -> PlaceValues:
+        return single_draft_residual(stack_targets([target])[0].numpy(), draft, weight, accept)
 
-    return Verdict((Child(child, accept),) if accept > MIN_ACCEPT_MASS else (), NodeResidual(target, left))
+    return Verdict((Child(child, accept),) if accept > MIN_ACCEPT_MASS else (), NodeResidual(target, residual))

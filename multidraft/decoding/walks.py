@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.verification.precision import MAX_MISSING_MASS
 
 Coin = Callable[[float], bool]
@@ -143,14 +143,14 @@ WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}
 def walker(walk: str | Walker) -> Walker:
     """A walk by its name, or one of yours; raises AdviceError on what is none."""
     if walk not in WALKS if isinstance(walk, str) else not callable(walk):
-        raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
+        raise AdviceError(f"unknown walk {quote(walk)}; walks are {', '.join(WALKS)}")
     return WALKS[walk] if isinstance(walk, str) else walk
 
 
 def drive(walks: list[Walk], verdicts: Verdicts) -> list[WalkResult]:
     """Run the walks of all rows side by side, answering what they ask in one batch a round."""
     if strange := [walk for walk in walks if not isinstance(walk, Generator)]:
-        raise AdviceError(f"a walk of yours returns {shown(strange[0])}; write it with `yield node, weight`")
+        raise AdviceError(f"a walk of yours returns {quote(strange[0])}; write it with `yield node, weight`")
     walk_results: dict[int, WalkResult | None] = {}
     answers: dict[int, Verdict | None] = dict.fromkeys(range(len(walks)))
     while answers:
@@ -160,7 +160,7 @@ def drive(walks: list[Walk], verdicts: Verdicts) -> list[WalkResult]:
                 queries[row] = next(walks[row]) if verdict is None else walks[row].send(verdict)
             except StopIteration as stop:
                 if not isinstance(stop.value, WalkResult | None):
-                    raise AdviceError(f"a walk of yours ends with {shown(stop.value)}; return a WalkResult") from None
+                    raise AdviceError(f"a walk of yours ends with {quote(stop.value)}; return a WalkResult") from None
                 walk_results[row] = stop.value
         answers = dict(verdicts(queries)) if queries else {}
     # The root passes with probability one; where rounding makes it fail, its target stands in for an empty residual.

@@ -65,11 +65,11 @@ class FixedTree:
         blank = torch.zeros_like(probs_of_slot[0])  # of leaves between the slots that draw
         laws = torch.stack([probs_of_slot.get(slot, blank) for slot in range(1 + max(probs_of_slot))], 1)
         places = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
-        first_child, next_sibling = linked(self.first_child, is_drawn), linked(self.next_sibling, is_drawn)
+        first_child, next_sibling = link_table(self.first_child, is_drawn), link_table(self.next_sibling, is_drawn)
         return DrawnTrees(tokens, places, first_child, next_sibling, laws)
 
 
-def linked(table: Int[Tensor, " nodes"], is_drawn: Tensor) -> Int[Tensor, "rows nodes"]:
+def link_table(table: Int[Tensor, " nodes"], is_drawn: Tensor) -> Int[Tensor, "rows nodes"]:
     """A table of links for every row; those to slots that stay empty are -1."""
     return torch.where(is_drawn.index_select(1, table.clamp(min=0)), table, -1)
 

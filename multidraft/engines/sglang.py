@@ -16,9 +16,9 @@ from torch import Tensor
 from multidraft.decoding.verify import accept_masses, check_walk
 from multidraft.decoding.walks import Coin, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
 from multidraft.engines.batched import is_batched, verify_batched
-from multidraft.errors import AdviceError, is_integer, shown
+from multidraft.errors import AdviceError, is_integer, quote
 from multidraft.transfer import upload
-from multidraft.verification.distributions import check_distribution, described, has_values, pick_each, uniform
+from multidraft.verification.distributions import check_distribution, describe, has_values, pick_each, uniform
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import FACTOR_BELOW_ONE
 from multidraft.verification.registry import scheme as scheme_named
@@ -181,7 +181,7 @@ class Batch:
 def check_tensor(values: Any, name: str, use: str) -> None:
     """Raise unless it is a dense tensor of real numbers."""
     if not isinstance(values, Tensor) or not has_values(values) or values.is_complex():
-        raise AdviceError(f"{name} is {described(values)}; give {use}")
+        raise AdviceError(f"{name} is {describe(values)}; give {use}")
 
 
 def check_uniforms(numbers: Any, name: str, rows: int, columns: int | None = None) -> Tensor:
@@ -190,7 +190,7 @@ def check_uniforms(numbers: Any, name: str, rows: int, columns: int | None = Non
     check_tensor(numbers, name, use := f"a float tensor of shape {shape} of numbers in [0, 1)")
     fewer = numbers.ndim == 2 == len(shape) and len(numbers) == rows and numbers.shape[1]  # a number serves several
     if not (fewer or numbers.shape == shape) or not numbers.is_floating_point():
-        raise AdviceError(f"{name} is {described(numbers)}; give {use}")
+        raise AdviceError(f"{name} is {describe(numbers)}; give {use}")
     if len(outside := numbers[~((numbers >= 0) & (numbers < 1))]):
         raise AdviceError(f"{name} has {float(outside[0]):g}; give {use}")
     return numbers.double()
@@ -204,7 +204,7 @@ def check_drafting(draft: Any, target: Float[Tensor, "rows nodes vocabulary"]) -
     check_tensor(draft, "draft_probs", use)
     expected = target.shape[0], draft.shape[1] if draft.ndim == 3 else 0, target.shape[2]
     if draft.shape != expected or not draft.is_floating_point():
-        raise AdviceError(f"draft_probs is {described(draft)}; give {use}")
+        raise AdviceError(f"draft_probs is {describe(draft)}; give {use}")
 
 
 def read_trees(tables: Sequence[Tensor], target: Tensor) -> list[Table]:
@@ -219,7 +219,7 @@ def read_trees(tables: Sequence[Tensor], target: Tensor) -> list[Table]:
         )
     check_tensor(target, "target_probs", use := f"a float tensor {(*shape, 'vocabulary')}, a row a node")
     if target.ndim != 3 or target.shape[:2] != shape or not target.shape[2] or not target.is_floating_point():
-        raise AdviceError(f"target_probs is {described(target)}; give {use}")
+        raise AdviceError(f"target_probs is {describe(target)}; give {use}")
     trees = [Table(row[0], row[1], children_of(*row[2:])) for row in zip(*(t.tolist() for t in tables), strict=True)]
     if sorted(place for tree in trees for place in tree.places) != list(range(shape.numel())):
         raise AdviceError(f"retrieve_index does not hold each place of the batch, 0 to {shape.numel() - 1}, once")
@@ -276,7 +276,7 @@ def last_token_weights(
 def check_depth(depth: int | None, longest: int) -> int:
     """The nodes of a path that the answer has room for; raises where that is no number, or too small."""
     if depth is not None and (not is_integer(depth) or depth > MAX_DEPTH):
-        raise AdviceError(f"num_speculative_tokens is {shown(depth)}; give a whole number, at most {MAX_DEPTH}")
+        raise AdviceError(f"num_speculative_tokens is {quote(depth)}; give a whole number, at most {MAX_DEPTH}")
     if depth is not None and depth < longest:
         raise AdviceError(f"{longest} nodes do not fit num_speculative_tokens={depth}; give the depth of the trees")
     return longest if depth is None else depth

@@ -16,7 +16,7 @@ from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, D
 from multidraft.decoding.tree import NO_DRAFTS, TREE_FORMS, Tree
 from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
-from multidraft.errors import AdviceError, is_integer, shown
+from multidraft.errors import AdviceError, is_integer, quote
 from multidraft.generation import FIXED_TREE
 from multidraft.models.base import (
     check_ids,
@@ -46,7 +46,7 @@ def make_config(
     scheme, tree = scheme_named(scheme), Tree.parse(tree) if isinstance(tree, str) else tree
     check_walk(scheme, walk)
     if not isinstance(tree, Tree | TreePolicy):
-        raise AdviceError(f"tree is {shown(tree)}; {TREE_FORMS}")
+        raise AdviceError(f"tree is {quote(tree)}; {TREE_FORMS}")
     check_all(flags)
     measured_every = number_or_default(
         measure, MEASURED_EVERY_STEPS, 0, "measure", "True, False, or every how many steps to measure"
@@ -85,14 +85,14 @@ def number_or_default(value: bool | int, yes: Any, no: Any, name: str, use: str)
     if isinstance(value, bool):
         return yes if value else no
     if not is_integer(value) or value < 0:
-        raise AdviceError(f"{name} is {shown(value)}; use {use}")
+        raise AdviceError(f"{name} is {quote(value)}; use {use}")
     return value
 
 
 def plan_file(plan: Any, limits: Limits | None) -> Path | None:
     """The file of a plan; raises AdviceError where it is none, or nobody would read it."""
     if plan is not None and (not isinstance(plan, str | PathLike) or not str(plan)):
-        raise AdviceError(f"plan is {shown(plan)}; give the file that `multidraft tune --out` has written")
+        raise AdviceError(f"plan is {quote(plan)}; give the file that `multidraft tune --out` has written")
     if plan is not None and limits is None:
         raise AdviceError("a plan chooses trees, and here the tree is given or cannot be chosen; use tree='auto'")
     return None if plan is None else Path(plan)
@@ -124,9 +124,9 @@ def check_pieces(target: Reader, draft: Reader | None) -> None:
     if pieces and pieces != draft.weights.pieces:
         sides = pieces, draft.weights.pieces
         ours, theirs = ({token: name for token, name in enumerate(side) if name} for side in sides)
-        if (tokens := other_tokens(ours, theirs)) and draft.undrafted is None:
+        if (tokens := other_tokens(ours, theirs)) and draft.undrafted_columns is None:
             warnings.warn(undrafted_note(tokens, ours, theirs), stacklevel=3)
-        draft.undrafted = torch.tensor(tokens) if tokens else None
+        draft.undrafted_columns = torch.tensor(tokens) if tokens else None
 
 
 def check_compiles(*models: Model | None) -> None:
@@ -187,7 +187,7 @@ def as_lists(inputs: Any) -> list[list[int]]:
     prompts = table_rows(ids, "prompts")
     for token in (token for row in prompts for token in row):
         if type(token) is not int and not is_integer(token):
-            raise AdviceError(f"a prompt holds {shown(token)}, which is no token id; pass {PROMPT_FORMS}")
+            raise AdviceError(f"a prompt holds {quote(token)}, which is no token id; pass {PROMPT_FORMS}")
     prompts = [[int(token) for token in row] for row in prompts]
     if mask is not None:
         prompts = without_padding(prompts, table_rows(mask, "attention_mask"))
@@ -203,7 +203,7 @@ def without_padding(ids: list[list[int]], mask: list[list]) -> list[list[int]]:
     if [len(row) for row in mask] != [len(row) for row in ids]:
         raise AdviceError("attention_mask has another shape than input_ids; give it a number for every token")
     if wrong := [number for row in mask for number in row if number not in (0, 1)]:
-        raise AdviceError(f"attention_mask holds {shown(wrong[0])}; use 1 for a token that counts and 0 for padding")
+        raise AdviceError(f"attention_mask holds {quote(wrong[0])}; use 1 for a token that counts and 0 for padding")
     return [[token for token, kept in zip(row, seen, strict=True) if kept] for row, seen in zip(ids, mask, strict=True)]
 
 
@@ -215,7 +215,7 @@ def table_rows(values: Any, name: str) -> list[list]:
         rows = [rows] if rows and not any(isinstance(row, Sequence) for row in rows) else rows
         if all(isinstance(row, list | tuple) for row in rows):
             return [list(row) for row in rows]
-    raise AdviceError(f"{name} are {shown(values)}; pass token ids, not text, as {PROMPT_FORMS}")
+    raise AdviceError(f"{name} are {quote(values)}; pass token ids, not text, as {PROMPT_FORMS}")
 
 
 def as_plain_lists(values: Any) -> Any:

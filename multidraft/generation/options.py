@@ -17,7 +17,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.trace import OnTraceRecord
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
 from multidraft.generation.inputs import number_or_default, resolve_config
 from multidraft.generation.streaming import Stream, Streamer
@@ -55,31 +55,31 @@ class Options:
         return cls(drafters=drafters, **{name: keywords.pop(name) for name in OPTIONS if name in keywords})
 
     def __post_init__(self) -> None:
-        _ = self.resolved  # raises AdviceError on a scheme, tree, walk or plan that cannot be used
+        _ = self.configuration  # raises AdviceError on a scheme, tree, walk or plan that cannot be used
         _ = self.num_logprobs
         check("tune_budget", self.tune_budget)
         check("compile", self.compile)
         if self.max_num_seqs is not None:
             check("max_num_seqs", self.max_num_seqs)
         if self.stop_tokenizer is not None and not isinstance(self.stop_tokenizer, PreTrainedTokenizerBase):
-            raise AdviceError(f"stop_tokenizer is {shown(self.stop_tokenizer)}; pass the target's tokenizer")
+            raise AdviceError(f"stop_tokenizer is {quote(self.stop_tokenizer)}; pass the target's tokenizer")
         if self.synchronise and not torch.cuda.is_available():
             raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
         if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
-            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
+            raise AdviceError(f"stream is {quote(self.stream)}; pass a streamer, or a function stream(row, emitted)")
         if self.trace is not None and not callable(self.trace):
-            raise AdviceError(f"trace is {shown(self.trace)}; pass a function trace(record)")
+            raise AdviceError(f"trace is {quote(self.trace)}; pass a function trace(record)")
         for name in ("logits_processor", "stopping_criteria"):
             functions = getattr(self, name)
             if functions and not (isinstance(functions, Sequence) and all(map(callable, functions))):
-                raise AdviceError(f"{name} is {shown(functions)}; pass a list of functions of (input_ids, scores)")
+                raise AdviceError(f"{name} is {quote(functions)}; pass a list of functions of (input_ids, scores)")
 
     def rows_at_a_time(self, count: int) -> int:
         """How many of so many prompts decode side by side."""
         return min(count, self.max_num_seqs or count)
 
     @cached_property
-    def resolved(self) -> tuple[DecodeConfig, TreePolicy, Limits | None, Path | None]:
+    def configuration(self) -> tuple[DecodeConfig, TreePolicy, Limits | None, Path | None]:
         """Configuration and policy; where trees are chosen while decoding, also their limits and the plan's file."""
         flags = dict(synchronise=self.synchronise)
         return resolve_config(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
@@ -92,22 +92,22 @@ class Options:
     @property
     def config(self) -> DecodeConfig:
         """The configuration of steps."""
-        return self.resolved[0]
+        return self.configuration[0]
 
     @property
     def policy(self) -> TreePolicy:
         """The policy of the tree that is given, or that stands in until trees are chosen while decoding."""
-        return self.resolved[1]
+        return self.configuration[1]
 
     @property
     def limits(self) -> Limits | None:
         """The limits of trees that are chosen while decoding; None for a fixed tree."""
-        return self.resolved[2]
+        return self.configuration[2]
 
     @property
     def plan_file(self) -> Path | None:
         """The file with what trees are chosen by; None for what is kept of the pair, or is measured now."""
-        return self.resolved[3]
+        return self.configuration[3]
 
 
 OPTIONS = [option.name for option in fields(Options) if option.name != "drafters"]

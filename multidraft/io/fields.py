@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from multidraft.errors import AdviceError, is_integer, is_number, shown
+from multidraft.errors import AdviceError, is_integer, is_number, quote
 
 MAX_TEXT = 4096  # characters
 
@@ -38,7 +38,7 @@ class Field(ABC):
 
 def misfit(name: str, value: object, expected: str) -> Misfit:
     """The error for a field with a wrong value; the name is empty if the whole file is wrong."""
-    return Misfit(f"{name or 'its content'} is {shown(value)} and should be {expected}")
+    return Misfit(f"{name or 'its content'} is {quote(value)} and should be {expected}")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Stored:
         return f"is {self.shape} and should be ({expected}{',' * (len(shape) == 1)})"
 
 
-def stored(path: Path, what: str, advice: str) -> dict[str, Stored]:
+def stored_tensors(path: Path, what: str, advice: str) -> dict[str, Stored]:
     """The tensors of a safetensors file, or of a PyTorch file by its name; raises if it is neither."""
     try:
         return of_pytorch(path) if path.suffix in (".bin", ".pt") else of_safetensors(path)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from multidraft.errors import AdviceError, is_number, shown
+from multidraft.errors import AdviceError, is_number, quote
 from multidraft.judging.laws import Settings
 from multidraft.judging.observation import Ask, Completion, Token
 
@@ -31,13 +31,13 @@ def tokens_of(answer: Any) -> list[Token]:
         tokens, mappings = answer
         pairs = list(zip(tokens, mappings, strict=True))
     except (TypeError, ValueError):
-        raise AdviceError(f"sample(prompt, n) returned {shown(answer)}; {ADVICE}") from None
+        raise AdviceError(f"sample(prompt, n) returned {quote(answer)}; {ADVICE}") from None
     return [token_of(token, mapping) for token, mapping in pairs]
 
 
 def token_of(token: Any, mapping: Any) -> Token:
     """One token with its mapping."""
     if not isinstance(mapping, Mapping) or not all(is_number(value) and value < 1e-3 for value in mapping.values()):
-        raise AdviceError(f"sample(prompt, n) returned {shown(mapping)} for a token; {ADVICE}")
+        raise AdviceError(f"sample(prompt, n) returned {quote(mapping)} for a token; {ADVICE}")
     top = sorted(((str(other), float(value)) for other, value in mapping.items()), key=lambda pair: -pair[1])
     return Token(str(token), dict(top).get(str(token), float("nan")), tuple(top))

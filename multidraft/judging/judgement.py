@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from multidraft.errors import AdviceError, check_integer, is_number, shown
+from multidraft.errors import AdviceError, check_integer, is_number, quote
 from multidraft.io import files
 from multidraft.judging import ALPHA, BUDGET_TOKENS, MAX_TOKENS, NUM_LOGPROBS, ROUNDING, TIMEOUT_SECONDS
 from multidraft.judging.asking import Asking, Subject, ask_of, waves
@@ -163,9 +163,9 @@ def check(
         checks.check(name, value)
     for name, value in (("alpha", alpha), ("rounding", rounding)):
         if not is_number(value) or not 0 < value < 1:
-            raise AdviceError(f"{name} is {shown(value)}; use a number above 0 and below 1")
+            raise AdviceError(f"{name} is {quote(value)}; use a number above 0 and below 1")
     if reported not in (None, *REPORTED_LAWS):
-        raise AdviceError(f"reported is {shown(reported)}; use one of {', '.join(REPORTED_LAWS)}")
+        raise AdviceError(f"reported is {quote(reported)}; use one of {', '.join(REPORTED_LAWS)}")
 
 
 def check_reference(reference: Reference, settings: Settings) -> None:

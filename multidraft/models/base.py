@@ -11,7 +11,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError, is_integer
 from multidraft.models.reader import Reader
 from multidraft.models.scores import described_model
-from multidraft.verification.distributions import described
+from multidraft.verification.distributions import describe
 
 # Two vocabularies of one tokenizer may differ by so many tokens, or by this share: families pad to multiples of 64 to
 # 512, and the vocabularies of two tokenizers differ by far more.
@@ -29,7 +29,7 @@ def check_ids(model: object, vocabulary: int) -> None:
         check_ids(drafter, vocabulary)
     if (ids := model.ids) is not None and not are_tokens(ids, vocabulary):
         use = f"an int64 tensor of distinct tokens, each from 0 to {vocabulary - 1}"
-        raise AdviceError(f"the ids of {described_model(model)} are {described(ids)}; give {use}")
+        raise AdviceError(f"the ids of {described_model(model)} are {describe(ids)}; give {use}")
 
 
 def are_tokens(ids: object, vocabulary: int) -> bool:
@@ -53,7 +53,7 @@ class Vocabulary:
         self.places: dict[int, int] | None = None
         self.ids: Int[Tensor, " columns"] | None = None
         self.target_ids = copy(target_ids)
-        self.undrafted: Int[Tensor, " tokens"] | None = None  # the target has others in their places
+        self.undrafted_columns: Int[Tensor, " tokens"] | None = None  # the target has others in their places
         if target_ids is None:
             return
         is_list = isinstance(target_ids, list | tuple) and all(is_integer(token) and token >= 0 for token in target_ids)
@@ -117,10 +117,10 @@ def undrafted_note(tokens: list[int], target: Mapping[int, str], draft: Mapping[
     return f"{what} (token {tokens[0]} is {first!r} there, and {second!r} in the draft): never drafted"
 
 
-def closed_up(staying: Sequence[int]) -> list[int]:
+def close_gaps(staying: Sequence[int]) -> list[int]:
     """An order of the rows that stay in which the fewest change their index: the last ones fill the gaps.
 
-    >>> closed_up([0, 1, 3, 4])
+    >>> close_gaps([0, 1, 3, 4])
     [0, 1, 4, 3]
     """
     count, stays = len(staying), set(staying)

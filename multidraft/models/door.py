@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedModel as HuggingFaceModel
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.compiled import can_compile
 from multidraft.models.huggingface.gated_delta import nets_of
@@ -34,7 +34,7 @@ def check_model(model: Any, name: str) -> None:
         raise AdviceError(f"the {name} model is compiled; pass the model itself, with compile=True")
     if isinstance(model, type) or not isinstance(model, HuggingFaceModel | Reader):
         raise AdviceError(
-            f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
+            f"the {name} model is {quote(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
             "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it, or a Reader of your own"
         )
     if isinstance(model, HuggingFaceModel) and compat.drops_values(model):

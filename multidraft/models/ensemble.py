@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.errors import AdviceError, is_number, shown
+from multidraft.errors import AdviceError, is_number, quote
 from multidraft.models.base import MAX_CHUNK_TOKENS, are_close
 from multidraft.models.door import Model, as_reader
 from multidraft.models.ngram import Lookup
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored
 from multidraft.models.scores import Scores, TokenScores
 from multidraft.transfer import take, upload
-from multidraft.verification.distributions import described
+from multidraft.verification.distributions import describe
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 MAX_MEMBER_TOKENS = 256  # that a member brings into a mixture, its most likely ones
@@ -127,10 +127,10 @@ class Mixture(DrafterGroup):
         members = [TokenScores(logits.to(self.device, dtype), ids.to(self.device)) for logits, ids in scores]
         if callable(self.weights):
             laws = torch.stack([spread(member, self.vocabulary) for member in members], 2)
-            weights = checked(self.weights(laws), laws).unbind(-1)
+            weights = checked_weights(self.weights(laws), laws).unbind(-1)
         else:
             weights = upload(self.weights, members[0].logits.device, members[0].logits.dtype).unbind()
-        return Scores(*merged([scaled(*pair) for pair in zip(members, weights, strict=True)]))
+        return Scores(*add_laws([weigh_law(*pair) for pair in zip(members, weights, strict=True)]))
 
 
 class LookupThenModel(DrafterGroup):
@@ -174,7 +174,7 @@ class LookupThenModel(DrafterGroup):
             nodes = range(pending - min(len(new), len(sure)), pending)
             readable = [self.is_readable(row, node) for node in nodes]
             asked += [(index, i, nodes[i]) for i, yes in enumerate(readable) if yes and sure[i] < MIN_CERTAINTY]
-        return Scores(*self.mixed(copied.by_token(), asked)) if asked else copied
+        return Scores(*self.mix_laws(copied.by_token(), asked)) if asked else copied
 
     def _look_up(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
         return self.copied.forward(tokens, parents, scored)
@@ -195,7 +195,7 @@ class LookupThenModel(DrafterGroup):
         new = slice(len(self.other.rows[row].tokens), end)
         return tokens[new], parents[new]
 
-    def mixed(self, copied: TokenScores, asked: list[tuple[int, int, int]]) -> TokenScores:
+    def mix_laws(self, copied: TokenScores, asked: list[tuple[int, int, int]]) -> TokenScores:
         """The laws at scored tokens, of which some are asked of the other drafter; on its device."""
         rows, places, _ = zip(*asked, strict=True)
         self.catch_up({row: self.unread(row) - MAX_CHUNK_TOKENS for row in rows})
@@ -209,12 +209,12 @@ class LookupThenModel(DrafterGroup):
         dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
         copied = TokenScores(*(upload(part, self.device) for part in copied))
         scores = TokenScores(take(logits, rows, lines).to(self.device, dtype), take(ids, rows, lines).to(self.device))
-        weighted = scaled(scores, 1 - take(copied.logits, rows, places).exp().sum(-1))
+        weighted = weigh_law(scores, 1 - take(copied.logits, rows, places).exp().sum(-1))
         shape = (*copied.ids.shape[:2], weighted.ids.shape[-1])
         law = TokenScores(weighted.logits.new_full(shape, -torch.inf), weighted.ids.new_zeros(shape))
         places_of_law = upload([rows, places], self.device).unbind()
         law.logits[places_of_law], law.ids[places_of_law] = weighted
-        return merged([copied, law])
+        return add_laws([copied, law])
 
     def catch_up(self, missing: dict[int, int]) -> None:
         """Let the other keep so many of the tokens that it has not read, piece by piece, unless some are pending."""
@@ -248,13 +248,13 @@ class LookupThenModel(DrafterGroup):
             fork.other.begin(1)
 
 
-def scaled(scores: TokenScores, weight: Float[Tensor, "*rows"]) -> TokenScores:
+def weigh_law(scores: TokenScores, weight: Float[Tensor, "*rows"]) -> TokenScores:
     """The logarithms of a law times a weight, cut to its most likely tokens."""
     logits, columns = scores.logits.topk(min(MAX_MEMBER_TOKENS, scores.logits.shape[-1]), -1)
     return TokenScores(logits.log_softmax(-1) + weight.log()[..., None], scores.ids.gather(-1, columns))
 
 
-def merged(parts: list[TokenScores]) -> TokenScores:
+def add_laws(parts: list[TokenScores]) -> TokenScores:
     """The sum of laws, with one column for each token."""
     ids, order = torch.cat([part.ids for part in parts], -1).sort(dim=-1, stable=True)
     probabilities = torch.cat([part.logits for part in parts], -1).exp().gather(-1, order)
@@ -269,12 +269,12 @@ def spread(scores: TokenScores, vocabulary: int) -> Float[Tensor, "rows new voca
     return law.new_zeros(*law.shape[:2], vocabulary).scatter_add(-1, scores.ids, law).log()
 
 
-def checked(weights: Any, laws: Float[Tensor, "rows new drafters _"]) -> Float[Tensor, "rows new drafters"]:
+def checked_weights(weights: Any, laws: Float[Tensor, "rows new drafters _"]) -> Float[Tensor, "rows new drafters"]:
     """What a function has weighed the drafters with; raises AdviceError unless each node has a weight for each."""
     shape, use = tuple(laws.shape[:-1]), "a float tensor (rows, new, drafters) of weights, none below 0 and one above"
     good = isinstance(weights, Tensor) and weights.is_floating_point() and weights.shape == shape
     if not good or weights.device != laws.device:
-        what = f"{described(weights)}, not of shape {shape} on {laws.device}"
+        what = f"{describe(weights)}, not of shape {shape} on {laws.device}"
         raise AdviceError(f"the weights function of a Mixture returns {what}; return {use}")
     fine = weights.isfinite().all(-1) & (weights >= 0).all(-1) & (weights > 0).any(-1)
     if not fine.all():
@@ -291,5 +291,5 @@ def check_weights(weights: object, drafters: int) -> None:
     listed = weights if isinstance(weights, list | tuple) and all(map(is_number, weights)) else []
     if len(listed) != drafters or not min(listed) >= 0 or not abs(sum(listed) - 1) < 1e-6:
         raise AdviceError(
-            f"weights {shown(weights)} make no mixture of {drafters} drafters; pass as many, summing to 1"
+            f"weights {quote(weights)} make no mixture of {drafters} drafters; pass as many, summing to 1"
         )

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multidraft.errors import AdviceError, is_integer, shown
+from multidraft.errors import AdviceError, is_integer, quote
 from multidraft.models.reader import Lists, digest
 from multidraft.models.repeats import Match, SuffixAutomaton
 from multidraft.models.scores import Scores
 from multidraft.models.table import Prefix, PrefixModel
-from multidraft.verification.distributions import described
+from multidraft.verification.distributions import describe
 
 MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones
 GUESS_WEIGHT = 0.01  # of a guess without any match
@@ -234,7 +234,7 @@ class NGram(CountingReader):
 
     def __init__(self, vocabulary: int, order: int = 3, corpus: Sequence[int] = ()):
         if not is_integer(order) or order < 1:
-            raise AdviceError(f"an n-gram model of order {shown(order)} predicts nothing; use at least 1")
+            raise AdviceError(f"an n-gram model of order {quote(order)} predicts nothing; use at least 1")
         check_corpus(corpus, vocabulary)
         super().__init__(vocabulary, order - 1)
         self.looks_back = order - 1
@@ -262,12 +262,12 @@ class NGram(CountingReader):
 def check_corpus(corpus: Any, vocabulary: int) -> None:
     """Raise unless it is a text of tokens of the vocabulary."""
     if isinstance(corpus, Tensor | str | bytes) or not isinstance(corpus, Sequence):
-        raise AdviceError(f"the corpus is {described(corpus)}; give a list of token ids")
+        raise AdviceError(f"the corpus is {describe(corpus)}; give a list of token ids")
     for place, token in enumerate(corpus):
         if not (type(token) is int or is_integer(token)) or not 0 <= token < vocabulary:
             last = vocabulary - 1
             raise AdviceError(
-                f"the corpus has {shown(token)} at {place}; give token ids of the vocabulary, 0 to {last}"
+                f"the corpus has {quote(token)} at {place}; give token ids of the vocabulary, 0 to {last}"
             )
 
 
@@ -290,7 +290,7 @@ class Lookup(CountingReader):
 
     def __init__(self, vocabulary: int, longest: int = MAX_RUN):
         if not is_integer(longest) or longest < 1:
-            raise AdviceError(f"look-up of runs of {shown(longest)} tokens finds nothing; use at least 1")
+            raise AdviceError(f"look-up of runs of {quote(longest)} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
 
     @property

@@ -82,7 +82,7 @@ class Reader(ABC):
     sequences: int | None = None  # paths of all rows together that it can tell apart; None means no limit
     device: torch.device = torch.device("cpu")  # where logits are returned
     ids: Int[Tensor, " columns"] | None = None  # the target's token of each column; None where column c is token c
-    undrafted: Int[Tensor, " tokens"] | None = None  # columns that are never drafted: the target has other tokens there
+    undrafted_columns: Int[Tensor, " tokens"] | None = None  # never drafted: the target has other tokens there
     cost: Cost = "pass"
     drafters: "Sequence[Reader]" = ()  # that a drafter is made of
     generation_config: GenerationConfig | None = (
@@ -173,7 +173,7 @@ class Reader(ABC):
         scores = Scores(logits, self.ids if ids is None else ids)
         if scored != "none":
             check_scores(scores, (len(tokens), max(count_scored(scored, len(new)) for new in tokens)), self)
-        return [scores if scores.is_partial else scores._replace(undrafted=self.undrafted)]
+        return [scores if scores.is_partial else scores._replace(undrafted_columns=self.undrafted_columns)]
 
     @final
     def commit(self, paths: Lists) -> HiddenStates | None:

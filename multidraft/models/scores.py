@@ -8,7 +8,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.transfer import take, upload
-from multidraft.verification.distributions import described, has_values
+from multidraft.verification.distributions import describe, has_values
 
 
 class TokenScores(NamedTuple):
@@ -28,7 +28,7 @@ class Scores(NamedTuple):
 
     logits: Float[Tensor, "rows new columns"]  # -inf where a node has fewer columns than others
     ids: Int[Tensor, "*rows_new columns"] | None = None  # tokens, of all nodes or of each; None: column c is token c
-    undrafted: Int[Tensor, " some"] | None = None  # columns that are never drafted: the target has other tokens there
+    undrafted_columns: Int[Tensor, " some"] | None = None  # never drafted: the target has other tokens there
 
     @property
     def is_partial(self) -> bool:
@@ -38,9 +38,9 @@ class Scores(NamedTuple):
     @property
     def drafted_logits(self) -> Float[Tensor, "rows new columns"]:
         """The logits that drafts are drawn by."""
-        if self.undrafted is None:
+        if self.undrafted_columns is None:
             return self.logits
-        columns = upload(self.undrafted, self.logits.device)
+        columns = upload(self.undrafted_columns, self.logits.device)
         return self.logits.index_fill(-1, columns[columns < self.logits.shape[-1]], -torch.inf)
 
     def at(self, rows: list[int], columns: list[int]) -> tuple[Float[Tensor, "lines columns"], Tensor | None]:
@@ -73,7 +73,7 @@ def check_scores(scores: Scores, shape: tuple[int, int], model: object) -> None:
     if ids is None:
         return
     if not (isinstance(ids, Tensor) and has_values(ids) and ids.dtype == torch.int64):
-        raise AdviceError(f"{described_model(model)} has ids that are {described(ids)}; make them an int64 tensor")
+        raise AdviceError(f"{described_model(model)} has ids that are {describe(ids)}; make them an int64 tensor")
     if ids.shape not in (logits.shape, logits.shape[-1:]):
         sizes = f"{tuple(ids.shape)} for logits of shape {tuple(logits.shape)}"
         raise AdviceError(f"{described_model(model)} has ids of shape {sizes}; give a token for every column")
@@ -91,7 +91,7 @@ def wrong_logits(logits: object, shape: tuple[int | str, ...], model: object) ->
     """The error of a model that has returned something else than logits of a shape."""
     form = ", ".join(map(str, shape))
     use = f"its forward must return logits ({form}), a float tensor"
-    return AdviceError(f"{described_model(model)} returns {described(logits)}; {use}")
+    return AdviceError(f"{described_model(model)} returns {describe(logits)}; {use}")
 
 
 def part_of_law(model: object) -> AdviceError:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multidraft.errors import shown_error
 from multidraft.sampling.gate import RowFault
-from multidraft.verification.distributions import described, has_values
+from multidraft.verification.distributions import describe, has_values
 
 
 def holds(criterion: Callable[..., Any], sequence: Int[Tensor, "1 length"]) -> bool:
@@ -23,5 +23,5 @@ def holds(criterion: Callable[..., Any], sequence: Int[Tensor, "1 length"]) -> b
     if isinstance(answer, Tensor) and has_values(answer) and answer.numel() == 1:
         is_flag = not answer.is_floating_point() and not answer.is_complex()
     if not is_flag:
-        raise RowFault(source, f"returns {described(answer)} instead of one truth value")
+        raise RowFault(source, f"returns {describe(answer)} instead of one truth value")
     return bool(answer)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from multidraft.sampling.from_logits import can_be_pending, distributions, lines_by_settings
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
-from multidraft.sampling.processors import Prefixes, checked
+from multidraft.sampling.processors import Prefixes, process_lines
 from multidraft.sampling.settings import Sampling
 from multidraft.transfer import download, take, upload
-from multidraft.verification.loops import compiled, lines
+from multidraft.verification.loops import compile_loop, lines
 
 DRAFT = "the draft model"
 MAX_FULL_VOCABULARY = 512  # up to this size every token can be drafted
@@ -217,13 +217,13 @@ def process(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tup
     """The processed scores and the settings still to apply; a processor is skipped if it leaves no distribution."""
     device = next((prefix.device for prefix in prefixes or () if prefix is not None), logits.device)
     logits = upload(logits, device)  # where processors have their tensors: drafters may be elsewhere
-    logits = keep_valid(upcast(logits), *checked(sampling.before, logits, prefixes))
+    logits = keep_valid(upcast(logits), *process_lines(sampling.before, logits, prefixes))
     if sampling.after is None or sampling.temperature == 0:
         return logits, replace(sampling, before=None, after=None)
     probs, bad_lines = distributions(logits, sampling.temperature, sampling.top_k, sampling.top_p)
     log_probs = probs.log()
     log_probs[bad_lines] = logits[bad_lines]
-    return keep_valid(log_probs, *checked(sampling.after, log_probs, prefixes)), Sampling()
+    return keep_valid(log_probs, *process_lines(sampling.after, log_probs, prefixes)), Sampling()
 
 
 def keep_valid(before: Lines, after: Lines, faults: Faults) -> Lines:
@@ -249,7 +249,7 @@ def likeliest(scores: Columns, temperature: float, max_columns: int, tail: float
     return [(ids[:count], np.exp(log_weights[:count])) for ids, log_weights, count in results]  # NumPy's exp is faster
 
 
-@compiled
+@compile_loop
 def likeliest_lines(values, largest, scale, max_columns, tail):
     """Every line's likeliest columns, the logarithms of their weights, and their number."""
     size = min(max_columns, values.shape[1])
@@ -268,14 +268,14 @@ def likeliest_lines(values, largest, scale, max_columns, tail):
     return columns, logs, sizes
 
 
-@compiled
+@compile_loop
 def steps_of(steps, values, largest, scale):
     """Fill in how many steps each score is below the largest; the last bin holds all that are lower."""
     for column in range(values.size):  # a loop that is vectorised
         steps[column] = np.int16(min((largest - values[column]) * scale, values.dtype.type(NUM_BINS)))
 
 
-@compiled
+@compile_loop
 def counts_of(steps):
     """The number of scores in every step; four tables avoid waiting for a count that was just written."""
     counts = np.zeros((4, NUM_BINS + 1), np.int64)
@@ -284,7 +284,7 @@ def counts_of(steps):
     return counts.sum(0)[:NUM_BINS]
 
 
-@compiled
+@compile_loop
 def cutoff(counts, max_columns, tail):
     """The last step whose columns are taken, and how many of them there is room for."""
     tail_weight, last, taken = 0.0, counts.size - 1, 0
@@ -300,7 +300,7 @@ def cutoff(counts, max_columns, tail):
     return last, min(max_columns - taken, counts[last])
 
 
-@compiled
+@compile_loop
 def lowest_taken(values, steps, last, room, size):
     """The lowest score of the last step that is taken, and how many columns with this score are taken."""
     if room == size:
@@ -315,7 +315,7 @@ def lowest_taken(values, steps, last, room, size):
     return lowest, room - (scores > lowest).sum()
 
 
-@compiled
+@compile_loop
 def collect(columns, values, steps, last, lowest, ties):
     """Fill in the columns above the last step and those taken of it; returns their number."""
     count = 0

@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.sampling.ranges import Range
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Setting:
             return new(self.processor, value) if isinstance(self.processor, str) else self.processor(value, context)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise AdviceError(f"{name} is {shown(value)} ({reason}); change it, or leave it out") from None
+            raise AdviceError(f"{name} is {quote(value)} ({reason}); change it, or leave it out") from None
 
 
 def setting(check: Callable[..., None], text: str, *processor: Any, default: Any = None, **details: Any) -> Any:

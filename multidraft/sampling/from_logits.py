@@ -23,7 +23,7 @@ from multidraft.sampling.gate import (
     softmax_and_largest,
     upcast,
 )
-from multidraft.sampling.processors import Prefixes, blamed, checked
+from multidraft.sampling.processors import Prefixes, find_faults, process_lines
 from multidraft.sampling.settings import Sampling
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import normalise
@@ -198,16 +198,16 @@ def lines_by_settings(settings: Sequence[Sampling]) -> dict[Sampling, list[int]]
 
 def distributions_of(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
     """The distributions of lines with the same settings; uniform where there is a fault."""
-    scores, faults = checked(sampling.before, logits, prefixes)
+    scores, faults = process_lines(sampling.before, logits, prefixes)
     probs, bad_lines = distributions(scores, sampling.temperature, sampling.top_k, sampling.top_p)
-    faults |= blamed(sampling.before, TARGET, logits, prefixes, {*bad_lines} - {*faults})
+    faults |= find_faults(sampling.before, TARGET, logits, prefixes, {*bad_lines} - {*faults})
     if faults:
         probs[[*faults]] = 1 / probs.shape[-1]
     if sampling.after is None:
         return probs, faults
-    scores, faults_after = checked(sampling.after, probs.log(), prefixes)
+    scores, faults_after = process_lines(sampling.after, probs.log(), prefixes)
     filtered_probs, bad_lines = softmax(scores)
-    faults_after |= blamed(sampling.after, TARGET, probs.log(), prefixes, {*bad_lines} - {*faults_after})
+    faults_after |= find_faults(sampling.after, TARGET, probs.log(), prefixes, {*bad_lines} - {*faults_after})
     if faults or faults_after:
         filtered_probs[[*faults, *faults_after]] = 1 / probs.shape[-1]
     return filtered_probs, faults_after | faults

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.verification import loops
-from multidraft.verification.loops import compiled, lines, sum_of
+from multidraft.verification.loops import compile_loop, lines, sum_of
 
 Lines = Float[Tensor, "lines vocabulary"]
 MIN_EXPONENT = np.float32(-126)  # of normal float32 numbers
@@ -118,7 +118,7 @@ def softmax_and_largest(scores: Lines, temperature: float) -> tuple[Lines, Float
     return weights, largest
 
 
-@compiled
+@compile_loop
 def softmax_kernel(values, largest, scale):
     """Every line's normalised weights: two to the power of `scale` times the distance from the largest score."""
     weights = np.empty_like(values)
@@ -128,7 +128,7 @@ def softmax_kernel(values, largest, scale):
     return weights
 
 
-@compiled
+@compile_loop
 def softmax_row(weights, logits, largest, scale):
     """Fill in two to the power of `scale` times each logit's distance from the largest."""
     powers = np.empty(logits.size, np.int32)
@@ -140,7 +140,7 @@ def softmax_row(weights, logits, largest, scale):
     weights *= powers.view(np.float32)
 
 
-@compiled
+@compile_loop
 def two_to(exponent):
     """Two to a power between -1/2 and 1/2, by its series, which is vectorised."""
     return ONE + exponent * (A + exponent * (B + exponent * (C + exponent * (D + exponent * (E + exponent * F)))))

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.sampling.checks import check_all
 from multidraft.sampling.params import RECOMMENDED, SETTINGS, SamplingParams
 
@@ -113,7 +113,7 @@ def values_of(base: GenerationConfig | SamplingParams | None) -> dict[str, Any]:
             values["max_length"] = None
         return values | {"top_k": values.get("top_k") or None}  # where 0 is none
     if base is not None and not isinstance(base, SamplingParams):
-        raise AdviceError(f"generation_config is {shown(base)}; pass a transformers.GenerationConfig")
+        raise AdviceError(f"generation_config is {quote(base)}; pass a transformers.GenerationConfig")
     return {"do_sample": True} | ({} if base is None else {name: getattr(base, name) for name in SETTINGS})
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool
 
-from multidraft.errors import AdviceError, optional, shown
+from multidraft.errors import AdviceError, optional, quote
 from multidraft.sampling.thinking import Path, Thinking
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Grammar:
         self.check()
 
     def __repr__(self) -> str:
-        return f"Grammar({shown(self.text)})"
+        return f"Grammar({quote(self.text)})"
 
     def check(self) -> None:
         """Raise unless the grammar is right, and allows a text."""
@@ -103,13 +103,13 @@ class PathMasks:
         All may follow an end of text, or a path that the grammar does not allow: no row ever comes to draw there.
         """
         if path not in self.kept:
-            self.kept[path] = np.packbits(self.computed(path))
+            self.kept[path] = np.packbits(self.compute_mask(path))
             if len(self.kept) > MAX_KEPT_MASKS:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(path)
         return np.unpackbits(self.kept[path], count=self.vocabulary).view(bool)
 
-    def computed(self, path: Path) -> Mask:
+    def compute_mask(self, path: Path) -> Mask:
         """The mask after a path: of its answer, and where that may begin with thinking of this, too."""
         thinking = self.grammar.thinking
         answer = path if thinking is None else thinking.answer_in(path)
@@ -176,7 +176,7 @@ def grammar_text(json_schema: Mapping[str, Any] | str | None, regex: str | None,
             raise grammar_error(str(error)) from None
     for name, text in (("regex", regex), ("lark", lark)):
         if text is not None and (not isinstance(text, str) or not text):
-            raise AdviceError(f"{name} is {shown(text)}; use a text that is not empty")
+            raise AdviceError(f"{name} is {quote(text)}; use a text that is not empty")
     return checked_size(matcher.grammar_from_regex(regex) if lark is None else lark)
 
 
@@ -214,7 +214,7 @@ def schema_text(schema: Mapping[str, Any] | str, name: str = "the JSON schema") 
         reason = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
         raise AdviceError(f"{name} is not JSON ({reason}); correct it") from None
     if not isinstance(value, dict):
-        raise AdviceError(f'{name} is {shown(value)}; use an object such as {{"type": "object"}}')
+        raise AdviceError(f'{name} is {quote(value)}; use an object such as {{"type": "object"}}')
     check_properties(value, name)
     return text
 

@@ -133,7 +133,7 @@ class Processors:
         return torch.stack([prefix for line in some if (prefix := prefixes[line]) is not None])
 
 
-def checked(processors: Processors | None, logits: Lines, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
+def process_lines(processors: Processors | None, logits: Lines, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
     """The processed lines, and the faults of those on which a processor has failed (they stay as they are)."""
     if processors is None:
         return logits, {}
@@ -170,7 +170,7 @@ def source_of(processor: LogitsProcessor) -> str:
     return f"processor {type(getattr(processor, 'processor', processor)).__name__}"
 
 
-def blamed(
+def find_faults(
     processors: Processors | None, source: str, logits: Lines, prefixes: Prefixes | None, bad: Iterable[int]
 ) -> Faults:
     """Of lines that have become no distribution: who has spoilt them, the `source` of the logits or a processor."""

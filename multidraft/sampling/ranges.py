@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multidraft.errors import AdviceError, is_integer, is_number, shown
+from multidraft.errors import AdviceError, is_integer, is_number, quote
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 64, 1000
 MAX_TOKENS = 10_000_000
@@ -33,7 +33,7 @@ class Range:
     def __call__(self, name: str, value: Any, vocabulary: int | None = None) -> None:
         """Raise AdviceError unless the value is of this kind and in this range."""
         if not self.allows(value):
-            raise AdviceError(f"{name} is {shown(value)}; use {self}")
+            raise AdviceError(f"{name} is {quote(value)}; use {self}")
 
     def allows(self, value: Any) -> bool:
         """Whether the value is of this kind and in this range."""
@@ -70,16 +70,16 @@ def check_tokens(name: str, tokens: Any, vocabulary: int | None = None) -> None:
     """Raise AdviceError unless it is a token id, or a list of them, of the vocabulary where that is known."""
     listed = tokens if isinstance(tokens, list | tuple | set) else [tokens]
     if wrong := [token for token in listed if not is_integer(token)]:
-        raise AdviceError(f"{name} is {shown(wrong[0])}; use a token id, or a list of them")
+        raise AdviceError(f"{name} is {quote(wrong[0])}; use a token id, or a list of them")
     if wrong := [token for token in listed if token < 0 or (vocabulary is not None and token >= vocabulary)]:
         last = "" if vocabulary is None else f" to {vocabulary - 1}"
-        raise AdviceError(f"{name} names token {shown(wrong[0])}, but the vocabulary is 0{last}; check it")
+        raise AdviceError(f"{name} names token {quote(wrong[0])}, but the vocabulary is 0{last}; check it")
 
 
 def check_biases(name: str, biases: Any, vocabulary: int | None = None) -> None:
     """Raise AdviceError unless it is a dictionary from token ids to numbers."""
     if not isinstance(biases, Mapping):
-        raise AdviceError(f"{name} is {shown(biases)}; use a dictionary from token ids to numbers")
+        raise AdviceError(f"{name} is {quote(biases)}; use a dictionary from token ids to numbers")
     check_tokens(name, list(biases), vocabulary)
     for token, value in biases.items():
         BIAS(f"the {name} of token {token}", value)
@@ -88,7 +88,7 @@ def check_biases(name: str, biases: Any, vocabulary: int | None = None) -> None:
 def check_sequences(name: str, sequences: Any, vocabulary: int | None = None) -> None:
     """Raise AdviceError unless it is a list of lists of token ids, none of which is empty."""
     if not isinstance(sequences, list | tuple) or not all(isinstance(tokens, list | tuple) for tokens in sequences):
-        raise AdviceError(f"{name} is {shown(sequences)}; use a list of lists of token ids")
+        raise AdviceError(f"{name} is {quote(sequences)}; use a list of lists of token ids")
     for tokens in sequences:
         if not tokens:
             raise AdviceError(f"{name} has an empty sequence; leave it out")
@@ -99,7 +99,7 @@ def check_sequence_biases(name: str, biases: Any, vocabulary: int | None = None)
     """Raise AdviceError unless it is a dictionary from tuples of token ids to numbers, or a list of such pairs."""
     pairs = list(biases.items()) if isinstance(biases, Mapping) else biases
     if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
-        raise AdviceError(f"{name} is {shown(biases)}; use a dictionary from tuples of token ids to numbers")
+        raise AdviceError(f"{name} is {quote(biases)}; use a dictionary from tuples of token ids to numbers")
     check_sequences(name, [tokens for tokens, _ in pairs], vocabulary)
     for tokens, value in pairs:
         BIAS(f"the {name} of {list(tokens)}", value)
@@ -108,7 +108,7 @@ def check_sequence_biases(name: str, biases: Any, vocabulary: int | None = None)
 def check_decay(name: str, decay: Any, vocabulary: int | None = None) -> None:
     """Raise AdviceError unless it is a pair: the number of tokens after which a penalty begins, and its factor."""
     if not isinstance(decay, list | tuple) or len(decay) != 2:
-        raise AdviceError(f"{name} is {shown(decay)}; use a pair: after how many tokens it begins, and its factor")
+        raise AdviceError(f"{name} is {quote(decay)}; use a pair: after how many tokens it begins, and its factor")
     TOKEN_COUNT(f"the beginning of {name}", decay[0])
     FACTOR(f"the factor of {name}", decay[1])
 
@@ -117,7 +117,7 @@ def check_stop_strings(name: str, stops: Any, vocabulary: int | None = None) -> 
     """Raise AdviceError unless it is a text or a list of texts, neither empty nor so many that decoding would crawl."""
     listed = [stops] if isinstance(stops, str) else stops
     if not isinstance(listed, list | tuple) or not all(isinstance(text, str) and text for text in listed):
-        raise AdviceError(f"{name} is {shown(stops)}; use a text that is not empty, or a list of such")
+        raise AdviceError(f"{name} is {quote(stops)}; use a text that is not empty, or a list of such")
     longest = max(map(len, listed), default=0)
     if len(listed) > MAX_STOP_STRINGS or longest > MAX_STOP_CHARACTERS:
         raise AdviceError(
@@ -131,4 +131,4 @@ def check_grammar(name: str, value: Any, vocabulary: int | None = None) -> None:
     from multidraft.sampling.grammar import Grammar
 
     if not isinstance(value, Grammar):
-        raise AdviceError(f"{name} is {shown(value)}; use multidraft.Grammar(tokenizer, json_schema=...)")
+        raise AdviceError(f"{name} is {quote(value)}; use multidraft.Grammar(tokenizer, json_schema=...)")

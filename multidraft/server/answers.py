@@ -93,7 +93,7 @@ class Choice:
         self.prompt_tokens_read = self.cached_tokens = 0
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether a stop string has ended the answer."""
         return self.text.stopped
 
@@ -170,11 +170,11 @@ class Answers:
             self.count_step(choice, update.step)
             emitted = update.step.emitted
             for token, kind, logprob in zip_longest(emitted.tokens, emitted.kinds, emitted.logprobs):
-                if not choice.stopped:
+                if not choice.is_stopped:
                     shown += choice.add(token, kind, logprob)
-        if choice.stopped or update.end is not None:
+        if choice.is_stopped or update.end is not None:
             shown += choice.close()
-            choice.finish_reason, choice.request.cancelled = "stop" if choice.stopped else update.end, True
+            choice.finish_reason, choice.request.cancelled = "stop" if choice.is_stopped else update.end, True
             self.service.metrics.count_end(str(choice.finish_reason), time.monotonic() - self.start_time)
         return shown
 

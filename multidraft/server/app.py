@@ -73,7 +73,7 @@ def build(service: Service) -> FastAPI:
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, AnyHTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
-            error = HTTPException(404, not_served(request.url.path))
+            error = HTTPException(404, unknown_address(request.url.path))
         return error_response(error, request.scope.get("request_id", ""))
 
     app = FastAPI(
@@ -102,7 +102,7 @@ def build(service: Service) -> FastAPI:
     return app
 
 
-def not_served(path: str) -> str:
+def unknown_address(path: str) -> str:
     """What is said of an address that is not there."""
     reason = next((reason for part, reason in NOT_SERVED.items() if part in path.lower()), "")
     return f"{path[:100]} is not served{reason}; there are {', '.join(ADDRESSES.values())}, and more at /docs"
@@ -160,7 +160,7 @@ def add_post_route(
     app.post(path, name=name, openapi_extra={"requestBody": schema}, response_model=None, responses=responses)(handle)
 
 
-def with_ignored(response: Response, names: list[str]) -> Response:
+def with_ignored_names(response: Response, names: list[str]) -> Response:
     """A response with the names of the fields that had no effect in a header."""
     if names:
         response.headers[IGNORED_HEADER] = header_of(names)
@@ -181,7 +181,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
         engine_requests = await service.in_worker(service.make_requests, body)
         ignored = await service.in_worker(body.ignored_names, service.template_of(body))
         answers = response_type(service, body, engine_requests, request.scope.get("request_id", ""))
-        return with_ignored(await reply(request, answers), ignored)
+        return with_ignored_names(await reply(request, answers), ignored)
 
     add_post_route(app, service, "/v1/completions", CompletionBody, partial(answer, response_type=Completion))
     add_post_route(app, service, "/v1/chat/completions", ChatBody, partial(answer, response_type=Chat))
@@ -192,7 +192,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
         engine_requests = await service.in_worker(service.make_requests, chat)
         ignored = await service.in_worker(body.ignored_names, service.template_of(chat))
         answers = Responses(service, chat, engine_requests, request.scope.get("request_id", ""), body)
-        return with_ignored(await reply(request, answers), ignored)
+        return with_ignored_names(await reply(request, answers), ignored)
 
     add_post_route(app, service, "/v1/responses", ResponsesBody, respond)
 
@@ -211,7 +211,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         token_texts = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         facts = {"count": len(tokens), "max_model_len": service.context}
         response = json_response(facts | {"tokens": tokens, "token_strs": token_texts})
-        return with_ignored(response, body.ignored_names(service.template_of(body)))
+        return with_ignored_names(response, body.ignored_names(service.template_of(body)))
 
     def text_of(body: DetokenizeBody) -> Response:
         if unknown := [token for token in body.tokens if token >= service.vocabulary]:

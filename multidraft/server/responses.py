@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from multidraft.decoding.request import Request as EngineRequest
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.server.answers import Chat, Choice, Json, Piece, encode_json, text_of
 from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, OpenBody, PositiveCount
 from multidraft.server.fields import FIELDS, ignored_fields
@@ -73,9 +73,9 @@ def message_of(item: Json) -> Json:
     """A message of a chat; raises AdviceError on an item that is none, or has parts other than text."""
     role, content = item.get("role"), item.get("content")
     if item.get("type", "message") != "message" or role not in ("user", "assistant", "system", "developer"):
-        raise AdviceError(f'input has {shown(item)}; use messages such as {{"role": "user", "content": "Hello"}}')
+        raise AdviceError(f'input has {quote(item)}; use messages such as {{"role": "user", "content": "Hello"}}')
     if not isinstance(content, str | list):
-        raise AdviceError(f"input has a message with the content {shown(content)}; use a text, or a list of texts")
+        raise AdviceError(f"input has a message with the content {quote(content)}; use a text, or a list of texts")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     kept = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in TEXT_PARTS]
     texts = [text for text in kept if isinstance(text, str)]
@@ -88,7 +88,7 @@ def response_format(text: Json | None) -> Json | None:
     """The form of the answer as a chat has it: there the schema is in a field of its own."""
     form = (text or {}).get("format")
     if not isinstance(form, dict | None):
-        raise AdviceError(f'text has the format {shown(form)}; use {{"type": "text"}}, json_object or json_schema')
+        raise AdviceError(f'text has the format {quote(form)}; use {{"type": "text"}}, json_object or json_schema')
     return form and {"type": form.get("type"), "json_schema": form}
 
 
@@ -129,7 +129,7 @@ class Responses(Chat):
         counts = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
         return counts | details | {"total_tokens": usage["total_tokens"]}
 
-    def ended(self, text: str) -> tuple[Json, Json]:
+    def final_objects(self, text: str) -> tuple[Json, Json]:
         """The message and the response at the end."""
         status = "incomplete" if self.is_cut else "completed"
         item = self.item(status, self.part(text))
@@ -137,7 +137,7 @@ class Responses(Chat):
 
     async def full_response(self) -> Json:
         text = "".join([self.answer_text(choice, pieces) async for choice, pieces, _ in self.updates()])
-        return self.ended(text)[1]
+        return self.final_objects(text)[1]
 
     def answer_text(self, choice: Choice, pieces: list[Piece]) -> str:
         """The text of pieces, without what was thought before an answer of a form."""
@@ -162,7 +162,7 @@ class Responses(Chat):
                 if delta := self.answer_text(choice, pieces):
                     text += delta
                     yield self.event("response.output_text.delta", delta=delta, logprobs=[], **within)
-            item, response = self.ended(text)
+            item, response = self.final_objects(text)
             yield self.event("response.output_text.done", text=text, logprobs=[], **within)
             yield self.event("response.content_part.done", part=self.part(text), **within)
             yield self.event("response.output_item.done", item=item, **place)

@@ -4,7 +4,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.sampling.grammar import Grammar, lark_of, schema_text
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.tools import call_rules, forced_functions, json_rule
@@ -86,7 +86,7 @@ def kind_of(name: str, value: Any) -> tuple[str, Any]:
         return "json", ANY_OBJECT
     if len(kinds) != 1 or kinds[0] not in STRUCTURED_KEYS:
         raise AdviceError(
-            f"structured_outputs is {shown(value)}; use an object with one of {', '.join(STRUCTURED_KEYS)}"
+            f"structured_outputs is {quote(value)}; use an object with one of {', '.join(STRUCTURED_KEYS)}"
         )
     return kinds[0], value[kinds[0]]
 
@@ -97,10 +97,10 @@ def form_of(name: str, kind: str, value: Any) -> Form:
         return {"json_schema": json.loads(schema_text(value if isinstance(value, str) else json.dumps(value), name))}
     if kind == "choice":
         if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES or not all(is_text(text) for text in value):
-            raise AdviceError(f"{name} is {shown(value)}; use a list of 1 to {MAX_CHOICES} texts that are not empty")
+            raise AdviceError(f"{name} is {quote(value)}; use a list of 1 to {MAX_CHOICES} texts that are not empty")
         return {"lark": "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)}
     if not is_text(value):
-        raise AdviceError(f"{name} is {shown(value)}; use a text that is not empty")
+        raise AdviceError(f"{name} is {quote(value)}; use a text that is not empty")
     return {kind: value}
 
 
@@ -115,7 +115,7 @@ def answer_schema(response_format: Any) -> dict[str, Any] | None:
     if kind == "text":
         return None
     if kind not in ("json_object", "json_schema"):
-        raise AdviceError(f"response_format has the type {shown(kind)}; use text, json_object or json_schema")
+        raise AdviceError(f"response_format has the type {quote(kind)}; use text, json_object or json_schema")
     form = response_format.get("json_schema")
     schema = (form if isinstance(form, dict) else response_format).get("schema")  # llama.cpp has it beside the type
     if kind == "json_object" and schema in (None, {}):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 
 FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 MAX_TOOLS = 128
@@ -23,12 +23,12 @@ def functions_of(tools: list[Json] | None) -> dict[str, Json]:
         name = function.get("name")
         if tool.get("type") != "function" or not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
             raise AdviceError(
-                f'tools has {shown(tool)}; use {{"type": "function", "function": {{"name": ..., "parameters": ...}}}} '
+                f'tools has {quote(tool)}; use {{"type": "function", "function": {{"name": ..., "parameters": ...}}}} '
                 "with a name of at most 64 letters, digits, dots, dashes and underscores"
             )
         parameters = function.get("parameters")
         if not isinstance(parameters, dict | None):
-            raise AdviceError(f"tools gives {name} the parameters {shown(parameters)}; use a JSON schema")
+            raise AdviceError(f"tools gives {name} the parameters {quote(parameters)}; use a JSON schema")
         if name in functions:
             raise AdviceError(f"tools has {name} twice; leave one out")
         functions[name] = {"type": "object"} | (parameters or {})
@@ -40,14 +40,14 @@ def forced_functions(tool_choice: Any, functions: Collection[str]) -> list[str]:
     if tool_choice in (None, "none", "auto"):
         return []
     if not functions:
-        raise AdviceError(f"tool_choice is {shown(tool_choice)} and there are no tools; give some, or leave it out")
+        raise AdviceError(f"tool_choice is {quote(tool_choice)} and there are no tools; give some, or leave it out")
     if tool_choice == "required":
         return list(functions)
     function = tool_choice.get("function") if isinstance(tool_choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if name not in [*functions]:
         raise AdviceError(
-            f"tool_choice is {shown(tool_choice)}; use none, auto, required, or "
+            f"tool_choice is {quote(tool_choice)}; use none, auto, required, or "
             '{"type": "function", "function": {"name": ...}} with the name of one of the tools'
         )
     return [name]
@@ -90,7 +90,7 @@ def with_call_objects(message: Json) -> Json:
     if not calls:
         return {name: value for name, value in message.items() if name != "tool_calls"}
     if not isinstance(calls, list):
-        raise AdviceError(f"messages has the tool_calls {shown(calls)}; use a list of calls")
+        raise AdviceError(f"messages has the tool_calls {quote(calls)}; use a list of calls")
     return message | {"tool_calls": [call_with_object(call) for call in calls]}
 
 
@@ -99,7 +99,7 @@ def call_with_object(call: Any) -> Json:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise AdviceError(
-            f'messages has the call {shown(call)}; use {{"id": ..., "type": "function", "function": {{"name": ..., '
+            f'messages has the call {quote(call)}; use {{"id": ..., "type": "function", "function": {{"name": ..., '
             '"arguments": "{...}"}}'
         )
     arguments = arguments_of(function.get("arguments", "{}"))

@@ -10,7 +10,7 @@ from multidraft.verification import loops
 from multidraft.verification.precision import FACTOR_BELOW_ONE, Rows
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """A value's type, and for a tensor its dtype and shape, and where it is if that is unusual."""
     if isinstance(value, Tensor):
         place = "" if has_values(value) else f", {value.layout} on {value.device}"
@@ -27,7 +27,7 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
     """Raise unless every row of `values` is a distribution (or, for a sub-probability target, sums to at most one)."""
     is_float = isinstance(values, Tensor) and values.is_floating_point() and has_values(values)
     if not (is_float and values.ndim > 0 and values.shape[-1] > 0):
-        raise AdviceError(f"{name} must be a dense float tensor (..., vocabulary); got {described(values)}")
+        raise AdviceError(f"{name} must be a dense float tensor (..., vocabulary); got {describe(values)}")
     if values.dtype not in (torch.float32, torch.float64):
         raise AdviceError(f"{name} is {values.dtype}, too coarse to sum to one; pass logits.float().softmax(-1)")
     rows = values.reshape(-1, values.shape[-1])
@@ -101,6 +101,6 @@ def normalise(weights: Rows) -> Rows:
 def uniform(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Float[Tensor, "..."]:
     """Uniform numbers in [0, 1) with 53 random bits, made on the generator's device; raises on what is no generator."""
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise AdviceError(f"generator is {described(generator)}; pass a torch.Generator, or leave it out")
+        raise AdviceError(f"generator is {describe(generator)}; pass a torch.Generator, or leave it out")
     source = generator.device if generator is not None else device
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(device)

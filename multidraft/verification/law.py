@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError, check_integer, is_number, shown
+from multidraft.errors import AdviceError, check_integer, is_number, quote
 from multidraft.verification.distributions import normalise, pick
 from multidraft.verification.precision import Draft, Past, Rates, Rows, Tokens, Tuples, least
 
@@ -30,7 +30,7 @@ class Law(ABC):
     def __post_init__(self) -> None:
         check_integer(self.drafts, "drafts", 1)
         if not is_number(self.draft_probability) or not 0 < self.draft_probability <= 1:
-            probability = shown(self.draft_probability)
+            probability = quote(self.draft_probability)
             raise AdviceError(f"draft_probability {probability} is out of range; use a number in (0, 1]")
         object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
 

@@ -26,7 +26,7 @@ def usable(*arguments: object) -> bool:
     return all(argument.is_cpu and argument.dtype in KINDS for argument in arguments if isinstance(argument, Tensor))
 
 
-def compiled(function: Callable, any_order: bool = False) -> Callable:
+def compile_loop(function: Callable, any_order: bool = False) -> Callable:
     """The loop compiled when it is first called, and kept on disk; it may add up in `any_order`, several at a time."""
     plain = inspect.unwrap(function)  # without what checks its types in tests
     make = partial(njit, error_model="numpy", fastmath={"reassoc", "contract", "nsz"} if any_order else False)
@@ -48,7 +48,7 @@ def same_shape(names: str, *shapes: tuple[int, ...]) -> None:
         raise AdviceError(f"{names} have shapes {' and '.join(str(tuple(shape)) for shape in shapes)}; make them equal")
 
 
-@compiled
+@compile_loop
 def forget(weights, tokens, lowest):
     """Take tokens out of a line of weights, and all that count as nothing beside them."""
     for token in tokens:
@@ -59,7 +59,7 @@ def forget(weights, tokens, lowest):
             weights[token] = 0.0
 
 
-@partial(compiled, any_order=True)
+@partial(compile_loop, any_order=True)
 def sum_of(values):
     """The sum in float64."""
     total = 0.0
@@ -76,7 +76,7 @@ def pick_lines(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) 
     return tokens[:, 0].tolist()
 
 
-@compiled
+@compile_loop
 def pick_into(tokens, weights, uniform):
     """For each number the first token whose cumulative weight exceeds that part of the sum; none without any weight."""
     sums, total = np.empty(-(-weights.size // BLOCK_TOKENS)), 0.0
@@ -87,7 +87,7 @@ def pick_into(tokens, weights, uniform):
         tokens[draw] = token_at(weights, sums, min(uniform[draw], FACTOR_BELOW_ONE) * total)
 
 
-@compiled
+@compile_loop
 def token_at(weights, sums, point):
     """The first token whose cumulative weight exceeds a point below the total, or else the last with any weight."""
     passed, block = 0.0, 0

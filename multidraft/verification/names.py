@@ -6,7 +6,7 @@ from collections.abc import Collection
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 
 ENTRY_POINT_GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
 SCHEME_NAMES = (
@@ -37,7 +37,7 @@ def check_name(text: str) -> None:
         return
     listed_names = installed_names()
     if listed_names is not None and name not in listed_names:
-        raise AdviceError(unknown(name, [*SCHEME_NAMES, *listed_names]))
+        raise AdviceError(name_fault(name, [*SCHEME_NAMES, *listed_names]))
 
 
 def installed_names() -> list[str] | None:
@@ -51,7 +51,7 @@ def installed_names() -> list[str] | None:
     return names
 
 
-def unknown(name: str, names: Collection[str]) -> str:
+def name_fault(name: str, names: Collection[str]) -> str:
     """What is wrong with a scheme's name, and what comes closest."""
     law, _, rule = name.partition(":")
     rules = [n.split(":")[1] for n in names if n.split(":")[0] == law]
@@ -60,6 +60,6 @@ def unknown(name: str, names: Collection[str]) -> str:
     near = ", ".join(difflib.get_close_matches(name[:LONGEST_NAME], names, MAX_NEAR))
     advice = f"did you mean {near}? " if near else ""
     return (
-        f"unknown scheme {shown(name)}; {advice}`multidraft schemes` (md.schemes()) lists all, and a module with one "
+        f"unknown scheme {quote(name)}; {advice}`multidraft schemes` (md.schemes()) lists all, and a module with one "
         "of yours is imported first (--import MODULE)"
     )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multidraft.errors import AdviceError, shown, shown_error
-from multidraft.verification.distributions import described
+from multidraft.errors import AdviceError, quote, shown_error
+from multidraft.verification.distributions import describe
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import MAX_MISSING_MASS
@@ -39,11 +39,11 @@ class Outside:
 
     def __call__(self, target: Tensor, draft: Tensor, drafted: Tensor, law: Law) -> Outcome:
         """The outcome, as the function returns it."""
-        returned = self.called(target, draft, drafted, law)
+        returned = self.call_rule(target, draft, drafted, law)
         parts = self.parts(returned, target, drafted)
         return returned if isinstance(returned, Outcome) else Outcome(*parts, drafted)
 
-    def called(self, *arguments: Any) -> Any:
+    def call_rule(self, *arguments: Any) -> Any:
         """What the function returns; raises AdviceError where it fails."""
         try:
             return self.function(*arguments)
@@ -56,7 +56,7 @@ class Outside:
         """What it accepts and what it leaves, in the target's type; raises AdviceError where they have another form."""
         pair = (returned.accept, getattr(returned, "residual", None)) if hasattr(returned, "accept") else returned
         if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
-            what = described(returned)
+            what = describe(returned)
             raise AdviceError(f"the rule {self.name} returned {what}; a rule returns two tensors (accept, residual)")
         for field, part, like in (("accept", pair[0], drafted), ("residual", pair[1], target)):
             if part.shape != like.shape or not part.dtype.is_floating_point or part.device != like.device:
@@ -87,7 +87,7 @@ class WithoutLaw(Outside):
             if len(places):
                 drafts_of_rows = x[rows][:, places]
                 draft_of_rows = q[rows][:, places % law.drafts] if law.per_draft_distributions else q[rows]
-                parts = self.parts(self.called(p[rows], draft_of_rows, drafts_of_rows), p[rows], drafts_of_rows)
+                parts = self.parts(self.call_rule(p[rows], draft_of_rows, drafts_of_rows), p[rows], drafts_of_rows)
                 accept[rows[:, None], places], residual[rows] = parts
         return Outcome(accept.reshape(drafted.shape), residual.reshape(target.shape), drafted)
 
@@ -95,7 +95,7 @@ class WithoutLaw(Outside):
 def as_rule(function: Any, name: str) -> Outside:
     """The function with what it takes: the law as well, or not."""
     if not callable(function):
-        raise AdviceError(f"the rule is {shown(function)}; give a function")
+        raise AdviceError(f"the rule is {quote(function)}; give a function")
     names = arguments_of(function)
     if names is not None and len(names) not in (3, 4):
         raise AdviceError(f"cannot call a rule with the arguments {', '.join(names)}; {FORMS}")

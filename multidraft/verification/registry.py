@@ -9,10 +9,10 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from multidraft.errors import AdviceError, shown, shown_error
+from multidraft.errors import AdviceError, quote, shown_error
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
-from multidraft.verification.names import ENTRY_POINT_GROUP, unknown
+from multidraft.verification.names import ENTRY_POINT_GROUP, name_fault
 from multidraft.verification.outside import Outside, WithoutLaw, as_rule
 from multidraft.verification.rules import naive, rate_of_distinct, rate_of_iid, rate_of_top
 from multidraft.verification.rules.lorenz import lorenz, rate_of_lorenz, spechub
@@ -80,7 +80,7 @@ def register(name: str, *, law: str | type[Law], rule: Callable[..., Any], **det
     tensor(0.)
     """
     if not isinstance(name, str) or not all(name.partition(":")[::2]) or "," in name:
-        raise AdviceError(f"{shown(name)} is no name of a scheme; write one as in mine:rule")
+        raise AdviceError(f"{quote(name)} is no name of a scheme; write one as in mine:rule")
     if name in BUILT_IN_NAMES:
         raise AdviceError(f"{name} is a scheme of multidraft's own; choose another name")
     SCHEMES[name] = entry_of(name, rule, law, **details)
@@ -95,7 +95,7 @@ def entry_of(name: str, function: Callable[..., Any], law: object, **details: An
     if law is None:
         raise AdviceError(f'name the law that the drafts are drawn from: law="iid" or one of {", ".join(LAWS)}')
     if not isinstance(kind, type) or not issubclass(kind, Law):
-        raise AdviceError(f"unknown drafting law {shown(law)}; laws are {', '.join(LAWS)}")
+        raise AdviceError(f"unknown drafting law {quote(law)}; laws are {', '.join(LAWS)}")
     return Entry(kind, rule, **dict(sub_probability=not isinstance(rule, WithoutLaw)) | details, guarded=True)
 
 
@@ -134,7 +134,7 @@ def scheme(
             raise AdviceError("a scheme has its own law and settings; give them to md.scheme with its name")
         return name if drafts is None else name.with_drafts(drafts)
     if not callable(name):
-        raise AdviceError(f"a scheme's name is {shown(name)}; write law:rule, as in iid:lorenz; md.schemes() lists all")
+        raise AdviceError(f"a scheme's name is {quote(name)}; write law:rule, as in iid:lorenz; md.schemes() lists all")
     label = str(getattr(name, "__name__", type(name).__name__))
     if isinstance(law, Law):
         if settings:
@@ -189,11 +189,11 @@ def imported_scheme(name: str) -> Any:
     """What `module:function` names in a module that has been imported: a name alone, mistyped say, runs no code."""
     module, _, attribute = name.partition(":")
     if module not in sys.modules:
-        raise AdviceError(unknown(name, SCHEMES))
+        raise AdviceError(name_fault(name, SCHEMES))
     function = getattr(sys.modules[module], attribute, None)
     if function is None:
         raise AdviceError(
-            f"the module {module} has no {attribute or 'rule of an empty name'}; {unknown(name, SCHEMES)}"
+            f"the module {module} has no {attribute or 'rule of an empty name'}; {name_fault(name, SCHEMES)}"
         )
     return function
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, check_integer
-from multidraft.verification.distributions import check_distribution, described, has_values, uniform
+from multidraft.verification.distributions import check_distribution, describe, has_values, uniform
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
@@ -168,7 +168,7 @@ class Scheme:
         fits = isinstance(drafted, Tensor) and drafted.dtype == torch.int64 and drafted.shape == expected
         if not fits or not has_values(drafted):
             raise AdviceError(
-                f"drafted is {described(drafted)}; {self.name} with {self.drafts} drafts needs token ids as an int64 "
+                f"drafted is {describe(drafted)}; {self.name} with {self.drafts} drafts needs token ids as an int64 "
                 f"tensor of shape {expected}: one tuple for each row of draft"
             )
         if len(outside := drafted[(drafted < -1) | (drafted >= (size := draft.shape[-1]))]):

@@ -30,7 +30,7 @@ def has_embedded() -> bool:
     return (FOLDER / "target" / "config.json").is_file()
 
 
-def embedded(role: str) -> Path:
+def embedded_folder(role: str) -> Path:
     """The folder of the embedded `target` or `draft`; raises AdviceError in an installed copy, which has neither."""
     if not has_embedded():
         raise AdviceError(
@@ -48,7 +48,7 @@ def load_pair(folder: Path = FOLDER) -> Pair:
     from multidraft.models.huggingface.loading import load_model, load_tokenizer
 
     if folder == FOLDER:
-        embedded("target")
+        embedded_folder("target")
     for role in ("target", "draft"):
         if not (folder / role / "config.json").exists():
             raise AdviceError(

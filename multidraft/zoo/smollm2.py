@@ -39,9 +39,9 @@ def file(role: str) -> Path:
 def fast_target() -> Path:
     """The target in Q8_0, kept in the user's cache: ik_llama.cpp has fast kernels for it, and the file is in Q4_1."""
     from multidraft.io.files import cache as user_cache
-    from multidraft.models.gguf.requantise import requantised
+    from multidraft.models.gguf.requantise import requantised_model
 
-    return requantised(target(), user_cache(), "Q8_0")
+    return requantised_model(target(), user_cache(), "Q8_0")
 
 
 @cache

@@ -157,7 +157,7 @@ def test_copied_drafts_are_free(draft: Reader, prompt: list[int], level: float, 
     policy = growing(rates(0.6), costs(10.0, level, 0.1), kind=draft.cost)
     step_records = list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), draft, 4, prompts=[prompt]))
     depths = [max(record.trees[0].depths) for record in step_records]
-    asked_model = any(law.known is None for record in step_records for law in record.trees[0].laws.values())
+    asked_model = any(law.known_probs is None for record in step_records for law in record.trees[0].laws.values())
     assert depths[0] >= longest
     assert depths[0] > 0 or not longest
     assert asked_model == asks

@@ -90,7 +90,7 @@ def test_any_number_of_rows_drafts_in_the_end_where_that_pays_and_only_there(
     profile = Profile({})
     target, draft = Ticking(clock, PLAIN), Ticking(clock, pass_seconds)
     step_records = list(records(policy_of(profile), target, draft, STEPS_OF_RUN, row_count))
-    assert profile.known == [row_count]
+    assert profile.timed_rows == [row_count]
     assert (
         num_steps_with_drafts(step_records[-LAST:]) >= LAST - 1
         if pass_seconds == CHEAP
@@ -111,7 +111,7 @@ def test_in_a_batch_whose_number_of_rows_keeps_changing_timing_comes_to_an_end(
     step_records = [next(batches[chance.randint(1, most)]) for _ in range(150)]
     spent = dict(profile.spent)
     step_records += [next(batches[chance.randint(1, most)]) for _ in range(30)]
-    assert profile.known
+    assert profile.timed_rows
     assert profile.spent == spent
     for rows in range(1, most + 1):
         assert budget <= profile.spent_near(rows) <= budget + 2 * (PLAIN + DEAR)
@@ -133,7 +133,7 @@ def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpC
     for _ in range(5 * MIN_STEPS):
         policy.plan([TokenTree([0])], 0)
     assert num_steps_with_drafts(list(running)) > MIN_STEPS
-    assert profile.known == [1]
+    assert profile.timed_rows == [1]
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -156,7 +156,7 @@ def test_a_server_that_was_busy_finds_out_what_pays_when_it_is_quiet(
     clock.slowdown = 1.0
     quiet_records = [next(running) for _ in range(3 * STEPS_OF_RUN)]
     assert not profile.has_busy_steps
-    assert profile.known == [1]
+    assert profile.timed_rows == [1]
     assert profile.costs(1).seconds(NO_WORK) == pytest.approx(PLAIN, rel=0.1)
     assert budget <= profile.spent_near(1) <= budget + 2 * (PLAIN + DEAR)
     drafted = num_steps_with_drafts(quiet_records[-LAST:])
@@ -181,5 +181,5 @@ def test_three_rows_can_be_tuned(empty_cache: Path, clock: MadeUpClock, monkeypa
     profile, budget = plans.fresh(subject.identity), 15 * PLAIN
     measure(subject, profile, [1.0], [3], budget)
     lines = compare(subject, profile, [1.0], 2, budget)
-    assert profile.known == [3]
+    assert profile.timed_rows == [3]
     assert max(lines, key=lambda line: line.speed).tree != "none"

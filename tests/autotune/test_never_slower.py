@@ -68,7 +68,9 @@ def test_it_rests_soon_where_drafts_do_not_pay(rows: int, world: str) -> None:
     target, make_draft = WORLDS[world]
     draft = make_draft()
     step_records = list(records(auto(rows, PRICE, draft), target, draft, SOON + 40, rows))
-    asked = [any(law.known is None for tree in record.trees for law in tree.laws.values()) for record in step_records]
+    asked = [
+        any(law.known_probs is None for tree in record.trees for law in tree.laws.values()) for record in step_records
+    ]
     assert draft.cost == "lookup" or sum(asked[SOON:]) <= 4 * PROBE_STEPS
     assert speed(step_records[SOON:], PRICE, draft) > 0.94
 

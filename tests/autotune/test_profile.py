@@ -133,10 +133,10 @@ def test_an_outlier_is_forgotten_and_nothing_costs_less_than_nothing() -> None:
 
 def test_more_rows_are_as_many_tokens_in_one() -> None:
     """The pass over two tokens that the first draft makes dearer is then taken in any case."""
-    double = REAL.scaled(2.0)
+    double = REAL.scale_rows(2.0)
     assert (double.plain, double.first) == pytest.approx((REAL.first + REAL.node,) * 2)
     assert double.seconds(Work(1, 2, 3)) == pytest.approx(REAL.seconds(Work(1, 4, 7)))
-    assert REAL.scaled(0.5).plain < REAL.plain
+    assert REAL.scale_rows(0.5).plain < REAL.plain
 
 
 def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +250,9 @@ def test_steps_of_a_busy_machine_give_way_to_those_of_a_quiet_one(
 ) -> None:
     profile = Profile({"target": "any"})
     time_steps(profile, busy, monkeypatch)
-    assert profile.measured(1, drafted=False) == profile.measured(1, drafted=True) == steps
+    assert profile.step_count(1, drafted=False) == profile.step_count(1, drafted=True) == steps
     assert profile.spent == {1: pytest.approx(2.1 * steps)}
-    assert bool(profile.known) == (steps >= plans.MIN_STEPS)
+    assert bool(profile.timed_rows) == (steps >= plans.MIN_STEPS)
     assert plans.save(profile) == plans.place(profile.identity).exists() == is_kept
 
 
@@ -298,12 +298,12 @@ def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, mon
 
 def test_what_is_shipped_lends_its_acceptance_to_the_same_drafter(tmp_path: Path, monkeypatch) -> None:
     """Costs are the machine's, and are not lent."""
-    shipped = [Profile.from_json(entry.read_text()) for entry in plans.shipped()]
+    shipped = [Profile.from_json(entry.read_text()) for entry in plans.shipped_profiles()]
     assert len(shipped) == 5
     assert all(
         {*shipped_profile.acceptance} == {0.0, 0.7, 1.0} and not shipped_profile.samples for shipped_profile in shipped
     )
-    monkeypatch.setattr(plans, "shipped", lambda: [tmp_path / "one.json"])
+    monkeypatch.setattr(plans, "shipped_profiles", lambda: [tmp_path / "one.json"])
     (tmp_path / "one.json").write_text(made_up(subject().identity | {"cpu": "another"}).as_json())
     fresh_profile = FRESH(subject().identity)
     assert fresh_profile.samples == {}

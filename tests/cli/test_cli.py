@@ -329,7 +329,7 @@ def test_what_was_tuned_is_kept_when_the_rest_is_stopped(tmp_path, monkeypatch):
     plan, picture = tmp_path / "plan", tmp_path / "costs.svg"
     result = run("tune", "--budget", 0, "--temperature", 1, "--prompt", "It was", "--out", plan, "--plot", picture)
     assert result.exit_code == 130
-    assert Profile.from_json(plan.read_text()).known
+    assert Profile.from_json(plan.read_text()).timed_rows
     assert "ms of a step" in picture.read_text()
 
 
@@ -367,7 +367,7 @@ def runs(*rates: float) -> Runs:
 def test_the_interval_is_that_of_prompts():
     """Prompts on which both sides are as slow do not widen the interval of the ratio; a single prompt has none."""
     ours, plain = runs(20, 200, 40, 400), runs(10, 100, 20, 200)
-    assert ours.over(plain) == 2
+    assert ours.speedup_over(plain) == 2
     assert ours.interval(plain) == (2, 2)
     low, high = ours.interval()
     assert low < 165 < high

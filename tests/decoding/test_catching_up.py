@@ -93,12 +93,12 @@ def test_a_probe_lasts_until_the_rows_have_caught_up():
     policy.profile = profile(by_rows={1: costs(1.0, 0.75, 0.05)}, true_rates=rates(0.1), spent=0.0)
     policy.begin(1, 0.0)
     policy.pause = 2
-    before = policy.profile.measured(1, drafted=False)
+    before = policy.profile.step_count(1, drafted=False)
     records = steps(*rested([3 * CHUNK], policy), count=8)
     drafted = [len(record.trees[0]) > 1 for record in records]
     assert [record.is_catching_up for record in records] == [2 <= number <= 4 for number in range(8)]
     assert drafted == [number >= 5 for number in range(8)]
-    assert policy.profile.measured(1, drafted=False) - before <= 8 - 3 - sum(drafted)
+    assert policy.profile.step_count(1, drafted=False) - before <= 8 - 3 - sum(drafted)
 
 
 def test_a_draft_model_that_skips_what_it_has_missed_is_caught(monkeypatch):

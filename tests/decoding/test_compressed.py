@@ -92,7 +92,9 @@ def sharing(laws: list[NodeLaw], drafts: int, padding: int = 0, right=stack_dist
     return dense / dense.sum(-1, keepdim=True)
 
 
-def sharing_one(places: np.ndarray, law: np.ndarray, *arguments: float, right=verify.left_by_one) -> np.ndarray:
+def sharing_one(
+    places: np.ndarray, law: np.ndarray, *arguments: float, right=verify.single_draft_residual
+) -> np.ndarray:
     """The mutant for a single draft."""
     return right(places, np.append(0.7 * law, 0.3), *arguments)
 
@@ -121,5 +123,5 @@ def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str, mo
         monkeypatch.setattr(drafting, limit, value)
     assert error() <= EXACT
     monkeypatch.setattr(verify, "stack_distributions", sharing)
-    monkeypatch.setattr(verify, "left_by_one", sharing_one)
+    monkeypatch.setattr(verify, "single_draft_residual", sharing_one)
     assert error() > BIASED

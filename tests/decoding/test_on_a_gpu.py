@@ -5,7 +5,7 @@ import torch
 from device_checks import FAST_SCHEMES, check_draws_and_rules
 
 import multidraft as md
-from multidraft.models.huggingface.compiled import captured
+from multidraft.models.huggingface.compiled import capture_graph
 from multidraft.zoo import load_pair
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ def test_greedy_output_is_that_of_the_target_alone(tree: str) -> None:
 
 def test_a_replay_is_the_call_with_new_inputs() -> None:
     values = torch.zeros(3, device="cuda")
-    replay = captured(lambda: [values.cumsum(0) + 1], None)
+    replay = capture_graph(lambda: [values.cumsum(0) + 1], None)
     results = []
     for number in range(3):
         values.fill_(number)

@@ -97,7 +97,7 @@ def test_a_token_tree_holds_each_token_below_a_node_once() -> None:
     tree.add(0, 3, [1, 1, 0], [])
     tree.add(1, 1, [-1], [])
     assert (tree.tokens, tree.parents, tree.levels) == ([7, 9, 4], [-1, 0, 0], [[0], [1, 2]])
-    assert (tree.tuples, tree.drawn(0), tree.ranks[2]) == ({0: [9, 9, 4], 1: [-1]}, [9, 9, 4], 2)
+    assert (tree.tuples, tree.drawn_tokens(0), tree.ranks[2]) == ({0: [9, 9, 4], 1: [-1]}, [9, 9, 4], 2)
     assert (tree.path(2), tree.shape.name, tree.has_drafts(1), tree.has_drafts(2)) == ([2], "2", True, False)
     other = tree.copy()
     other.laws[2] = tree.laws[1]

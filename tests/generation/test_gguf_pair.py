@@ -179,7 +179,7 @@ def test_vocabularies_are_compared_token_by_token(count, tmp_path):
     with pytest.warns(UserWarning, match="never drafted"):
         tokens, _ = md.generate(pair()[0], SideBySide([draft, draft]), [[1, 2]], temperature=0, max_new_tokens=8,
                                 scheme="distinct:recursive_rejection", tree="2x1")  # fmt: skip
-    assert draft.undrafted.tolist() == [40, 41]
+    assert draft.undrafted_columns.tolist() == [40, 41]
     assert tokens[0].equal(expected[0])
 
 

@@ -95,8 +95,8 @@ def windows_forgotten(run: Session, monkeypatch) -> None:
 
 def a_window_wider_by_one(run: Session, monkeypatch) -> None:
     """Wrong: a token sees one more than its window."""
-    right = TreeCache.windowed
-    monkeypatch.setattr(TreeCache, "windowed", lambda self, mask, window: right(self, mask, window + 1))
+    right = TreeCache.window_mask
+    monkeypatch.setattr(TreeCache, "window_mask", lambda self, mask, window: right(self, mask, window + 1))
 
 
 def nothing_moved(run: Session, monkeypatch) -> None:
@@ -113,8 +113,8 @@ def rows_stay(run: Session, monkeypatch) -> None:
 
 def filled_up_at_the_wrong_side(run: Session, monkeypatch) -> None:
     """Wrong: the tokens of shorter rows are not where their masks say."""
-    right = CausalLM.filled_up
-    monkeypatch.setattr(CausalLM, "filled_up", lambda self, tokens, width, at_end: right(self, tokens, width, True))
+    right = CausalLM.pad_tokens
+    monkeypatch.setattr(CausalLM, "pad_tokens", lambda self, tokens, width, at_end: right(self, tokens, width, True))
 
 
 WRONG = [every_node_is_seen, positions_by_slot, holes_unmasked, nothing_moved, rows_stay, filled_up_at_the_wrong_side]

@@ -37,7 +37,7 @@ def anew(monkeypatch) -> None:
 @pytest.fixture
 def as_written(monkeypatch) -> None:
     """Steps run in fixed buffers as they do when they are compiled, and are not compiled."""
-    monkeypatch.setattr(compiled, "compiled", lambda model: compiled.step)
+    monkeypatch.setattr(compiled, "compile_step", lambda model: compiled.step)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_generation_goes_on_where_compiling_fails(monkeypatch):
     def broken(*inputs):
         raise RuntimeError("no compiler here\nand much more")
 
-    monkeypatch.setattr(compiled, "compiled", lambda model: broken)
+    monkeypatch.setattr(compiled, "compile_step", lambda model: broken)
     expected = tokens(False, SEVERAL)
     with pytest.warns(UserWarning, match="does not compile, so it runs without: no compiler here$") as caught:
         assert tokens(True, SEVERAL) == expected
@@ -257,7 +257,7 @@ def compilations(prompts: list[list[int]], lengths: tuple[int, ...]) -> int:
 def traced(monkeypatch) -> None:
     """What is compiled runs operation by operation: traces are as ever, and no time goes into code."""
     compile_eagerly = partial(torch.compile, backend="eager")
-    monkeypatch.setattr(compiled, "compiled", lambda model: compile_eagerly(compiled.copy_of(compiled.step)))
+    monkeypatch.setattr(compiled, "compile_step", lambda model: compile_eagerly(compiled.copy_of(compiled.step)))
 
 
 @pytest.mark.usefixtures("as_for_users", "traced")

@@ -118,7 +118,7 @@ def test_every_family_and_many_prompts(name: str) -> None:
 
 def test_compiled_steps_are_made_anew(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a new weight stands at the place of an old one, which memory that was let go makes possible."""
-    monkeypatch.setattr(compiled, "compiled", lambda model: compiled.step)  # in fixed buffers, but not compiled
+    monkeypatch.setattr(compiled, "compile_step", lambda model: compiled.step)  # in fixed buffers, but not compiled
     buffer = torch.zeros(VOCABULARY, 32).numpy()
     target.lm_head.weight = nn.Parameter(torch.from_numpy(buffer))
     steps = compiled.steps_of(target)

@@ -197,7 +197,7 @@ def test_tokens_of_other_names_are_never_drafted(drafter):
 
     plain, _ = md.generate(target, None, [[1, 2, 3], [5, 9]], temperature=0, max_new_tokens=16)
     before, tokens = drafted()
-    vocabulary_of(draft).undrafted = torch.tensor(sorted(tokens)[::2])
+    vocabulary_of(draft).undrafted_columns = torch.tensor(sorted(tokens)[::2])
     after, others = drafted()
     assert before == after == [row.tolist() for row in plain]
     copied = {token for row in [*after, [1, 2, 3, 5, 9]] for token in row} if drafter == "after look-up" else set()

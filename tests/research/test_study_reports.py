@@ -33,7 +33,7 @@ from multidraft_research.studies.toys import figures
 from multidraft_research.studies.walks import measure
 
 import multidraft as md
-from multidraft.verification.rules.schedule import schedule, shifted
+from multidraft.verification.rules.schedule import schedule, shift_right
 
 EXACT = 1e-12
 CELLS = [[top_k.RATE, top_k.ALL, float(n), n / 20, 1.0] for n in (2, 10)]
@@ -60,9 +60,9 @@ def test_the_picture_shows_what_the_rule_accepts_where_resets_lose_most(drafts: 
     case, pairs = telling_case(recording(drafts), drafts, top_k), recording(drafts)
     shares, ends, remainder = case.shares(), case.ends, case.plan.remainder()[case.tokens]
     assert torch.allclose(shares.sum(1), torch.ones(case.size, dtype=torch.float64), atol=EXACT)
-    time = shares.T @ (ends - shifted(ends))
+    time = shares.T @ (ends - shift_right(ends))
     assert (time <= case.draft + EXACT).all()
-    work = shares.T @ (case.some_draft_within(ends) - case.some_draft_within(shifted(ends)))
+    work = shares.T @ (case.some_draft_within(ends) - case.some_draft_within(shift_right(ends)))
     assert torch.allclose(work, case.target - remainder, atol=EXACT)
     assert float(work.sum()) == pytest.approx(float(case.plan.optimum), abs=EXACT)
     last = max(case.resets)

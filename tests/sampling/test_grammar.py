@@ -101,14 +101,14 @@ def test_a_mask_of_another_path_is_caught(way, biased, monkeypatch):
 
 def test_an_end_where_the_text_is_not_complete_is_caught(monkeypatch):
     """The biased twin: the end of text is allowed at any time."""
-    original = PathMasks.computed
+    original = PathMasks.compute_mask
 
     def with_end(masks: PathMasks, path: tuple[int, ...]) -> Any:
         forbidden = original(masks, path)
         forbidden[END] = False
         return forbidden
 
-    monkeypatch.setattr(PathMasks, "computed", with_end)
+    monkeypatch.setattr(PathMasks, "compute_mask", with_end)
     assert error(WAYS[0]) > BIASED
 
 

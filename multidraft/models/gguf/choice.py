@@ -5,7 +5,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from multidraft.errors import AdviceError, MissingExtra, install_command, shown
+from multidraft.errors import AdviceError, MissingExtra, install_command, quote
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES, LLAMA_CPP, header, ik_llama
 from multidraft.models.gguf.library import LlamaCpp, llama_cpp
 
@@ -22,7 +22,7 @@ def library_for(path: Path, name: str | None = None, kind: str = "f16", gpu_laye
     """The library that reads a file: the named one, else ik_llama.cpp where it can, else llama.cpp."""
     name = name or os.environ.get(LIBRARY_VARIABLE) or None
     if name not in (None, *LIBRARIES):
-        raise AdviceError(f"the library is {shown(name)}; use one of {', '.join(LIBRARIES)}")
+        raise AdviceError(f"the library is {quote(name)}; use one of {', '.join(LIBRARIES)}")
     if name == LLAMA_CPP or (name is None and (gpu_layers or computes_on_gpu())):
         return llama_cpp()
     reason = ik_llama.reason_against(path, kind, gpu_layers)

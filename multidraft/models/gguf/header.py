@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # types of metadata, as `struct` calls them
@@ -79,7 +79,7 @@ class Cursor:
         """The next text as a name that no other thing has."""
         name = self.text()
         if len(name) > MAX_NAME or name in names:
-            raise Broken(f"{shown(name[:40])} is twice there, or too long")
+            raise Broken(f"{quote(name[:40])} is twice there, or too long")
         names.add(name)
         return name
 
@@ -183,7 +183,7 @@ def read(path: Path, what: Callable[[Cursor], Result]) -> Result:
         with path.open("rb") as file:
             if (begin := file.read(len(MAGIC))) != MAGIC:
                 raise AdviceError(
-                    f"{str(path)!r} is no GGUF file: it begins with {shown(begin)}; get the file again (a page or a "
+                    f"{str(path)!r} is no GGUF file: it begins with {quote(begin)}; get the file again (a page or a "
                     "pointer may have been saved in its place), or give a folder for PyTorch"
                 )
             with closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as data:
@@ -205,7 +205,7 @@ def scan(cursor: Cursor) -> Metadata:
     metadata = {cursor.name(names): value(cursor) for _ in range(pieces)}
     alignment = metadata.get(ALIGNMENT, 32)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise Broken(f"tensors are aligned to {shown(alignment)}")
+        raise Broken(f"tensors are aligned to {quote(alignment)}")
     scan_tensors(cursor, tensors, alignment)
     return metadata
 

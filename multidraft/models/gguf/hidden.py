@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numba import carray, cfunc, types
 
-from multidraft.verification.loops import compiled
+from multidraft.verification.loops import compile_loop
 
 PREFIX, ZERO, NINE = np.frombuffer(b"l_out-", np.uint8), 48, 57  # in ASCII
 MAX_NAME = 64  # bytes of a tensor's
@@ -59,7 +59,7 @@ class LayerOutputs:
         return np.array(read.transpose(1, 0, 2), order="C")  # the next pass writes over them
 
 
-@compiled
+@compile_loop
 def layer_of(name):
     """The number in a name of the form `l_out-12`; -1 for any other."""
     for place in range(PREFIX.size):

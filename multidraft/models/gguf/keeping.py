@@ -15,7 +15,7 @@ from multidraft.io.files import NEW_PREFIX
 STALE_SECONDS = 3600  # seconds; the work takes some ten
 
 
-def kept(path: Path, cache: Path, form: str, make: Callable[[Path], None]) -> Path:
+def cached_model(path: Path, cache: Path, form: str, make: Callable[[Path], None]) -> Path:
     """The model of a file in another form, below `cache`; `make` writes it now, in seconds, if it is not there.
 
     Raises AdviceError where nothing can be kept.

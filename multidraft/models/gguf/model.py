@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import GenerationConfig
 
-from multidraft.errors import AdviceError, check_integer, shown
+from multidraft.errors import AdviceError, check_integer, quote
 from multidraft.models.gguf.choice import library_for
 from multidraft.models.gguf.file import Weights
 from multidraft.models.gguf.memory import BYTES, Memory, Sequences, Token
@@ -35,7 +35,7 @@ class GGUF(Reader):
         self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None, library: str | None = None
     ):
         if cache_type not in BYTES:
-            raise AdviceError(f"cache_type is {shown(cache_type)}; use one of {', '.join(BYTES)}")
+            raise AdviceError(f"cache_type is {quote(cache_type)}; use one of {', '.join(BYTES)}")
         if gpu_layers is not None:
             check_integer(gpu_layers, "gpu_layers", 0)
         path = Path(path).expanduser()

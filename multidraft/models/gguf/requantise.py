@@ -8,18 +8,18 @@ import numpy as np
 
 from multidraft.errors import optional
 from multidraft.models.gguf import header
-from multidraft.models.gguf.keeping import kept
+from multidraft.models.gguf.keeping import cached_model
 
 FILE_TYPES = {"Q8_0": 7, "Q4_0": 2, "BF16": 32, "F16": 1}  # llama.cpp's numbers for files of these types
 OWN_FIELDS, ARCHITECTURE, FILE_TYPE = "GGUF.", "general.architecture", "general.file_type"  # written anew
 
 
-def requantised(path: Path, cache: Path, kind: str) -> Path:
+def requantised_model(path: Path, cache: Path, kind: str) -> Path:
     """The file below `cache` that holds the model of `path` with weights of this type; made now if it is not there.
 
     Raises AdviceError where the package gguf is missing, or nothing can be kept.
     """
-    return kept(path, cache, f"{kind}.gguf", lambda new_path: write(path, new_path, kind))
+    return cached_model(path, cache, f"{kind}.gguf", lambda new_path: write(path, new_path, kind))
 
 
 def write(path: Path, new_path: Path, kind: str) -> None:

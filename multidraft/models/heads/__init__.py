@@ -170,7 +170,7 @@ class Body(Drafting):
         self.lm_head = nn.Linear(width, settings.drafted, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # of whatever kind it asks for
 
-    def embedded(self, tokens: Tokens) -> States:
+    def embed(self, tokens: Tokens) -> States:
         """Tokens as states."""
         weight, scale = self.embed_tokens.weight, self.settings.embedding_scale
         known = tokens.clamp(max=len(weight) - 1)  # a target that has been resized since has more
@@ -211,7 +211,7 @@ class Eagle3(Body):
         """
         first, *others = list[Any](self.layers)
         seen, normed = (self.rotary(states, positions), masks, cache), first.hidden_norm(states)
-        both = torch.cat([first.input_layernorm(self.embedded(tokens)), normed], -1)
+        both = torch.cat([first.input_layernorm(self.embed(tokens)), normed], -1)
         states = first(normed if self.settings.norm_before_residual else states, both, *seen)
         for layer in others:
             states = layer(states, layer.input_layernorm(states), *seen)
@@ -246,7 +246,7 @@ class DFlash(Body):
 
     def forward(self, tokens: Tokens, positions: Tokens, masks: Masks, cache: Cache) -> States:
         """The states of a block, whose own keys and values go to the cache behind those of the target's states."""
-        states = self.embedded(tokens)
+        states = self.embed(tokens)
         rotary = self.rotary(states, positions)
         for layer in list[Any](self.layers):
             states = layer(states, layer.input_layernorm(states), rotary, masks, cache)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.models.door import Model
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import WEIGHT_FILES, load_head
@@ -46,24 +46,24 @@ class Observed:
     first: int = 0  # pending tokens that are read beside states of the target, the root the last of them
 
     @property
-    def used(self) -> int:
+    def used_count(self) -> int:
         """Tokens before which the state is used up."""
         return self.count - len(self.states) - sum(map(len, self.unfused))
 
 
-def done(row: Row, path: list[int]) -> int:
+def settled_count(row: Row, path: list[int]) -> int:
     """The tokens of a path that were read beside the target's states, and those that had waited for it."""
     if not path:
         return 0
     return len(row.kept) - row.memory.settled + sum(node < row.memory.first for node in path)
 
 
-def joined(parts: list[Tensor]) -> Tensor:
+def concatenate(parts: list[Tensor]) -> Tensor:
     """The lines of all parts, uncopied where there is one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def padded(rows: list[Tensor]) -> Shaped[Tensor, "rows longest *shape"]:
+def pad_rows(rows: list[Tensor]) -> Shaped[Tensor, "rows longest *shape"]:
     """Rows as one tensor, filled up with zeros at their ends."""
     return rows[0][None] if len(rows) == 1 else pad_sequence(rows, batch_first=True)
 
@@ -137,8 +137,8 @@ class Head(Reader):
         rows = [row.memory for row in self.rows if row.memory.unfused]
         if not rows:
             return
-        new = [joined(observed.unfused) for observed in rows]
-        fused = self.view.fuse(joined(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
+        new = [concatenate(observed.unfused) for observed in rows]
+        fused = self.view.fuse(concatenate(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
         for observed, part in zip(rows, fused, strict=True):
             observed.states, observed.unfused = torch.cat([observed.states, part]), []
 
@@ -154,7 +154,7 @@ class Head(Reader):
         ends = [len(row.tokens) for row in self.rows]
         asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
         rows = [[self.place(index, token) for token in tokens] for index, tokens in enumerate(asked)]
-        places = padded([torch.tensor(row, dtype=torch.int64) for row in rows])
+        places = pad_rows([torch.tensor(row, dtype=torch.int64) for row in rows])
         assert self.outputs is not None
         return self.logits(self.outputs.take_along_dim(upload(places, self.outputs.device)[..., None], 1))
 
@@ -175,7 +175,7 @@ class Head(Reader):
         self.forget(paths)
         self.outputs = None
         for row, path in zip(self.rows, paths, strict=True):
-            row.memory.settled, row.memory.first = row.memory.settled + done(row, path), 0
+            row.memory.settled, row.memory.first = row.memory.settled + settled_count(row, path), 0
 
     @abstractmethod
     def forget(self, paths: Lists) -> None:
@@ -198,7 +198,7 @@ class Head(Reader):
         self.fuse()
         fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
-        states = old.states[: max(length - old.used, 0)]
+        states = old.states[: max(length - old.used_count, 0)]
         fork.rows[0].memory = Observed(states, count=length, settled=min(length, old.settled))
 
 
@@ -219,7 +219,7 @@ class Slots:
         self.left_out = int(not row.kept and row.memory.first > 1)
         self.behind = len(self.waiting) - self.left_out
 
-    def of(self, token: int) -> int:
+    def slot(self, token: int) -> int:
         """The slot of a pending token."""
         return self.slots[max(token + self.behind, 0)]
 
@@ -252,8 +252,8 @@ class EagleDrafter(Head):
         while not all(slots.is_read for slots in map(self.slots, range(len(self.rows)))):
             new = [self.readable(index) for index in range(len(self.rows))]
             positions = upload(self.cache.append([above for _, above, _ in new], False), self.device)
-            tokens = upload(padded([torch.tensor(tokens, dtype=torch.int64) for tokens, _, _ in new]), self.device)
-            states = padded([beside for _, _, beside in new])
+            tokens = upload(pad_rows([torch.tensor(tokens, dtype=torch.int64) for tokens, _, _ in new]), self.device)
+            states = pad_rows([beside for _, _, beside in new])
             masks = self.cache.masks(self.windows, self.dtype, self.device)
             outputs = self.view(tokens, states, positions, masks, self.cache.cache)
             self.outputs = outputs if self.outputs is None else torch.cat([self.outputs, outputs], 1)
@@ -270,20 +270,20 @@ class EagleDrafter(Head):
             chain, first = slots.chain, slots.left_out
             return chain, list(range(-1, len(chain) - 1)), states[first : first + len(chain)]
         above = [row.parents[node] for node in slots.level]
-        beside = states[:0] if self.outputs is None else take(self.outputs[index], [slots.of(node) for node in above])
+        beside = states[:0] if self.outputs is None else take(self.outputs[index], [slots.slot(node) for node in above])
         return [row.tokens[node] for node in slots.level], [node + slots.behind for node in above], beside
 
     def place(self, index: int, token: int) -> int:
-        return self.slots(index).of(token)
+        return self.slots(index).slot(token)
 
     def logits(self, outputs: Tensor) -> Logits:
         return self.view.logits(outputs)
 
     def forget(self, paths: Lists) -> None:
         rows = list(zip(self.rows, paths, strict=True))
-        self.cache.commit([list(range(done(row, path) - (not row.kept))) for row, path in rows])
+        self.cache.commit([list(range(settled_count(row, path) - (not row.kept))) for row, path in rows])
         for row, path in rows:
-            row.memory.states = row.memory.states[done(row, path) :]
+            row.memory.states = row.memory.states[settled_count(row, path) :]
 
 
 class Marginal(Head):
@@ -330,10 +330,10 @@ class BlockDrafter(Marginal):
 
     def remember(self) -> None:
         """Take in the states observed since the last time; what stands before a text's first token is nothing."""
-        states = [row.memory.states[row.memory.used == 0 :] for row in self.rows]
+        states = [row.memory.states[row.memory.used_count == 0 :] for row in self.rows]
         if any(map(len, states)):
             positions = upload(self.cache.append([list(range(-1, len(new) - 1)) for new in states], False), self.device)
-            self.view.remember(padded(states), positions, self.cache.cache)
+            self.view.remember(pad_rows(states), positions, self.cache.cache)
             self.cache.commit([list(range(len(new))) for new in states])
         for row in self.rows:
             row.memory.states = row.memory.states[len(row.memory.states) :]
@@ -355,7 +355,7 @@ class MedusaDrafter(Marginal):
     def draft(self, roots: list[int | None]) -> Laws:
         for row in self.rows:  # those before the root's are of no more use
             observed = row.memory
-            observed.states = observed.states[max(observed.settled + observed.first - 1 - observed.used, 0) :]
+            observed.states = observed.states[max(observed.settled + observed.first - 1 - observed.used_count, 0) :]
         return self.view(torch.stack([row.memory.states[0] for row in self.rows])).transpose(0, 1)
 
 
@@ -405,7 +405,7 @@ def head(name: str, target: Model) -> Head:
     """
     match = HEAD_NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        raise AdviceError(f"{shown(name)} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
+        raise AdviceError(f"{quote(name)} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
     parts = target_of(target)  # which is refused before anything is fetched
     module: Any = load_head(folder_of(match[2]), parts)
     kind = module.settings.kind

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
-from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored
+from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored_tensors
 from multidraft.models.door import Model
 from multidraft.models.heads import MEDUSA, MODULES, Body, Head, Settings
 from multidraft.models.heads.configuration import FOLDER_ADVICE, GET_FILES_AGAIN, MAX_MEDUSA, read_settings
@@ -73,18 +73,18 @@ def read_weights(folder: Path) -> Weights:
     paths = next(filter(None, (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)), [])
     weights: Weights = {}
     for path in paths:
-        weights |= stored(path, "the weights", GET_FILES_AGAIN)
+        weights |= stored_tensors(path, "the weights", GET_FILES_AGAIN)
     if not weights:
         raise AdviceError(f"folder {str(folder)!r} has no weights; {FOLDER_ADVICE}")
     return {
-        renamed(name): value for name, value in weights.items() if "rotary" not in name and name not in DROPPED_WEIGHTS
+        unnest(name): value for name, value in weights.items() if "rotary" not in name and name not in DROPPED_WEIGHTS
     }
 
 
-def renamed(name: str) -> str:
+def unnest(name: str) -> str:
     """The module's name of a weight, whichever way it is nested.
 
-    >>> renamed("midlayer.self_attn.q_proj.weight"), renamed("medusa_heads.0.0.linear.weight")
+    >>> unnest("midlayer.self_attn.q_proj.weight"), unnest("medusa_heads.0.0.linear.weight")
     ('layers.0.self_attn.q_proj.weight', '0.0.linear.weight')
     """
     for prefix in ("model.", "medusa_heads.", "medusa_head."):

@@ -123,12 +123,12 @@ def layer_types(model: PreTrainedModel) -> set[str]:
 def is_stateful(model: PreTrainedModel) -> bool:
     """Whether it remembers more than keys and values."""
     others = any(kind == "linear_attention" or not kind.endswith("attention") for kind in layer_types(model))
-    return others or getattr(model, "_is_stateful", False) or "cache_params" in called(model)
+    return others or getattr(model, "_is_stateful", False) or "cache_params" in forward_arguments(model)
 
 
 def needs_paths(model: PreTrainedModel) -> bool:
     """Whether a mask and positions cannot say what its tokens see."""
-    positions = "position_ids" in called(model) and not getattr(text_config(model), "alibi", False)
+    positions = "position_ids" in forward_arguments(model) and not getattr(text_config(model), "alibi", False)
     own_mask = model.config.model_type == "gpt_neo"  # which counts slots, not positions
     return is_stateful(model) or own_mask or not positions or not layer_types(model) <= MASKED_KINDS
 
@@ -138,7 +138,7 @@ def continues(model: PreTrainedModel) -> bool:
     return not is_stateful(model) or model.config.model_type in CONTINUING_FAMILIES
 
 
-def called(model: PreTrainedModel) -> Collection[str]:
+def forward_arguments(model: PreTrainedModel) -> Collection[str]:
     """What its forward pass may be called with; a forward of its own may hand on all that its class's takes."""
     parameters = inspect.signature(model.forward).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -148,7 +148,7 @@ def called(model: PreTrainedModel) -> Collection[str]:
 
 def memory_name(model: PreTrainedModel) -> str:
     """What a model calls that which it remembers."""
-    return next(name for name in MEMORIES if name in called(model))
+    return next(name for name in MEMORIES if name in forward_arguments(model))
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -176,7 +176,7 @@ def faults_of(model: PreTrainedModel) -> Iterator[str]:
         yield f"is a {type(model).__name__} here, which gives no logits of tokens; load it with AutoModelForCausalLM"
     if is_stateful(model) and Version(__version__) < STATES:
         yield f"has a recurrent state, which is read from transformers {STATES} on; update it"
-    if not set(MEMORIES) & set(called(model)):
+    if not set(MEMORIES) & set(forward_arguments(model)):
         yield "gives nothing to go on from after a pass; use another model"
     if attention not in ("sdpa", "eager") and not needs_paths(model):
         yield f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"'

@@ -39,7 +39,7 @@ Masks = dict[str, Float[Tensor, "rows 1 new seen"]]  # by type of layer
 Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
 
 
-def captured(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
+def capture_graph(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     """A call's replay on a GPU over the same memory, as one launch; it runs twice before, to settle choices."""
     current, side, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(current)
@@ -147,7 +147,7 @@ class CapturedStep:
         """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
         inputs = self.tokens, self.positions, self.masks, self.slots, *self.memory
         if pool is not None and self.tokens.is_cuda:
-            self.replay = captured(lambda: step(*inputs), pool)
+            self.replay = capture_graph(lambda: step(*inputs), pool)
         return self.replay() if self.replay else step(*inputs)
 
 
@@ -200,7 +200,7 @@ class CompiledSteps:
     def __init__(self, model: PreTrainedModel):
         self.device, self.dtype = model.device, model.dtype
         self.mark = ModelMark([model])
-        self.compiled = compiled(model)
+        self.compiled = compile_step(model)
         self.works = True
         self.pools: list[BufferPool] = []
         if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
@@ -310,7 +310,7 @@ def steps_of(model: PreTrainedModel) -> CompiledSteps:
     return STEPS[model]
 
 
-def compiled(model: PreTrainedModel) -> Step:
+def compile_step(model: PreTrainedModel) -> Step:
     """The compiled step; it does not keep the model alive.
 
     On a CPU the weights are compiled in, laid out as matrix products read them best, if there is memory for copies.

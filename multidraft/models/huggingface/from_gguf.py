@@ -20,7 +20,7 @@ from multidraft.io.fields import Number, Object, Whole
 from multidraft.io.fields import read as read_fields
 from multidraft.models.gguf import header
 from multidraft.models.gguf.choice import BY_LLAMA_CPP, CONVERTED_FAMILIES
-from multidraft.models.gguf.keeping import kept
+from multidraft.models.gguf.keeping import cached_model
 from multidraft.models.huggingface.loading import MAX_SIZES, check_whole, reason
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def folder_of(path: Path, cache: Path, dtype: torch.dtype = torch.bfloat16) -> P
 
     Raises AdviceError where neither this nor transformers converts the file's family, or where nothing can be kept.
     """
-    return kept(path, cache, str(dtype).removeprefix("torch."), lambda folder: convert(path, folder, dtype))
+    return cached_model(path, cache, str(dtype).removeprefix("torch."), lambda folder: convert(path, folder, dtype))
 
 
 def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
@@ -125,18 +125,18 @@ def check_positions(name: str, scaling: object) -> None:
 
 def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Tensor]]:
     """Configuration and weights of a GGUF file, named as transformers does; raises AdviceError where that cannot be."""
-    config, tensors = described(path, dtype)
+    config, tensors = config_and_tensors(path, dtype)
     return config, weights(tensors, config, dtype)
 
 
 def shared_weights(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", Tensor, Tensor]:
     """Configuration, embedding and output layer, which a draft head shares; raises AdviceError as `read` does."""
-    config, tensors = described(path, dtype)
+    config, tensors = config_and_tensors(path, dtype)
     embedding = numbers(tensors["token_embd.weight"]).to(dtype)
     return config, embedding, numbers(tensors[OUTPUT]).to(dtype) if OUTPUT in tensors else embedding
 
 
-def described(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Any]]:
+def config_and_tensors(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Any]]:
     """The configuration of a GGUF file, and its tensors by their names there."""
     package: Any = optional("gguf", "the package gguf", "gguf")
     header.check(path)
@@ -162,7 +162,7 @@ def described(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[
             f"{path.name} lacks tensors of its {settings['num_hidden_layers']} layers; get the file again"
         )
     settings |= {"vocab_size": len(tensors["token_embd.weight"].data), "dtype": dtype}
-    config = configured(family, settings | {"tie_word_embeddings": OUTPUT not in tensors}, path.name)
+    config = transformers_config(family, settings | {"tie_word_embeddings": OUTPUT not in tensors}, path.name)
     if ids := reader.get_field("multidraft.target_ids"):
         config.target_ids = ids.contents()
     config.architectures = [f"{family.capitalize()}ForCausalLM"]
@@ -176,7 +176,7 @@ def numbers(tensor: Any) -> Float[Tensor, "*shape"]:
     return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
 
 
-def configured(family: str, settings: dict[str, Any], name: str) -> "PretrainedConfig":
+def transformers_config(family: str, settings: dict[str, Any], name: str) -> "PretrainedConfig":
     """The configuration that these settings make."""
     from transformers import AutoConfig
 

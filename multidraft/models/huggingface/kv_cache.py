@@ -269,9 +269,9 @@ class TreeCache:
         if self.holes is not None:
             self.holes = upload(self.holes, device)
             full[..., : self.base].masked_fill_(self.holes[:, None, None], lowest)
-        return {kind: self.windowed(full, window) if window else full for kind, window in windows.items()}
+        return {kind: self.window_mask(full, window) if window else full for kind, window in windows.items()}
 
-    def windowed(self, mask: Float[Tensor, "rows 1 new slots"], window: int) -> Float[Tensor, "rows 1 new slots"]:
+    def window_mask(self, mask: Float[Tensor, "rows 1 new slots"], window: int) -> Float[Tensor, "rows 1 new slots"]:
         """The mask of a layer with such a window."""
         if mask.shape[3] <= window:  # positions are smaller than the number of slots, so nothing is out of sight
             return mask

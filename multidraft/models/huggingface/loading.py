@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft.io.files import check_folder, content
 from multidraft.models.huggingface.compat import body, check_supported, home, text_config
 from multidraft.models.reader import Reader
@@ -24,20 +24,20 @@ def load_model(name: str, **settings: object) -> PreTrainedModel:
 
     Raises AdviceError where its checkpoint is not the model that its configuration describes.
     """
-    model, loading = pretrained(AutoModelForCausalLM, name, "model", dtype="auto", output_loading_info=True, **settings)
+    model, loading = load(AutoModelForCausalLM, name, "model", dtype="auto", output_loading_info=True, **settings)
     check_whole(name, loading)
     return model.eval()
 
 
 def load_tokenizer(name: str, **settings: object) -> PreTrainedTokenizerBase:
     """The tokenizer of a model; raises AdviceError where it has no pieces."""
-    tokenizer = pretrained(AutoTokenizer, name, "tokenizer", **settings)
+    tokenizer = load(AutoTokenizer, name, "tokenizer", **settings)
     if len(tokenizer.get_vocab()) < 2:  # made from nothing where its files are missing
         raise AdviceError(f"the tokenizer of {name!r} has no vocabulary; put its tokenizer.json back")
     return tokenizer
 
 
-def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
+def load(kind: Any, name: str, what: str, **settings: object) -> Any:
     """`from_pretrained` whose failures say what to do in one line; code of the model's own runs only if asked for."""
     check_folder(name)
     folder = Path(name).expanduser()
@@ -75,7 +75,7 @@ def settings_in(path: Path) -> dict[str, Any]:
     for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
         for name, largest in MAX_SIZES.items():
             if isinstance(size := part.get(name), int | float) and size > largest:
-                raise AdviceError(f"{what} has {name} {shown(size)}, above {largest}; get it again")
+                raise AdviceError(f"{what} has {name} {quote(size)}, above {largest}; get it again")
     return settings
 
 

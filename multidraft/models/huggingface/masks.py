@@ -47,7 +47,7 @@ class CausalLM(HuggingFaceReader):
         self.capacity, self.compiled = capacity, compiled and not hidden_layers and can_compile(model)
         prompt_capacity = min(capacity, MAX_PROMPT_SLOTS) if self.compiled else capacity
         self.cache = TreeCache(config.num_hidden_layers, prompt_capacity, self.nets)
-        self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.called(model) else {}
+        self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.forward_arguments(model) else {}
 
     def new(self, capacity: int) -> "CausalLM":
         return CausalLM(self.model, capacity, self.compiled, self.output_layers)
@@ -81,14 +81,14 @@ class CausalLM(HuggingFaceReader):
         positions = self.cache.append(parents, scored == "last")
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
-        inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
+        inputs = torch.stack([self.pad_tokens(tokens, width, scored == "last"), positions])
         inputs = upload(inputs, self.device)
         scores = self.read(inputs[0], inputs[1], scored == "all" or width <= MAX_SCORED_TOKENS)
         if self.ids is not None:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
 
-    def filled_up(self, tokens: Lists, width: int, at_end: bool) -> Int[Tensor, "rows new"]:
+    def pad_tokens(self, tokens: Lists, width: int, at_end: bool) -> Int[Tensor, "rows new"]:
         """The tokens in rows of this width."""
         fills = [[0] * (width - len(row)) for row in tokens]
         pairs = zip(fills, tokens, strict=True) if at_end else zip(tokens, fills, strict=True)

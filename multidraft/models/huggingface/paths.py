@@ -31,7 +31,7 @@ def unread(row: Row, node: int) -> list[int]:
     return path[max((place for place, step in enumerate(path, 1) if step in row.memory), default=0) :]
 
 
-def spelled(row: Row, nodes: list[int]) -> list[int]:
+def node_tokens(row: Row, nodes: list[int]) -> list[int]:
     """The tokens of pending nodes."""
     return [row.tokens[node] for node in nodes]
 
@@ -105,21 +105,21 @@ class Paths(HuggingFaceReader):
         tree, end = self.rows[row], nodes[-1]
         path, (memory, place) = tree.path(end), tree.memory[tree.parents[nodes[0]]]
         if len(nodes) > 1 and not self.continues:
-            return Reading(row, end, tree.kept + spelled(tree, path), 0, None, 0)
-        return Reading(row, end, spelled(tree, nodes), len(tree.kept) + len(path) - len(nodes), memory, place)
+            return Reading(row, end, tree.kept + node_tokens(tree, path), 0, None, 0)
+        return Reading(row, end, node_tokens(tree, nodes), len(tree.kept) + len(path) - len(nodes), memory, place)
 
     def read_together(self, group: list[Reading]) -> dict[tuple[int, int], Float[Tensor, " vocabulary"]]:
         """One pass over paths that are equally long, and follow what was remembered after one and the same pass."""
         tokens = upload([reading.tokens for reading in group], self.device)
         positions = group[0].first + torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
         places = torch.tensor([reading.place for reading in group])
-        before = None if group[0].memory is None else gathered(group[0].memory, places)
+        before = None if group[0].memory is None else gather_memory(group[0].memory, places)
         inputs = {
             "position_ids": positions if self.context is None else positions.clamp(max=self.context - 1),
             "logits_to_keep": 1,
             self.memory_name: before,
         }
-        accepted = {name: value for name, value in inputs.items() if name in compat.called(self.model)}
+        accepted = {name: value for name, value in inputs.items() if name in compat.forward_arguments(self.model)}
         output = self.view(input_ids=tokens, use_cache=True, **accepted)
         for index, reading in enumerate(group):
             self.rows[reading.row].memory[reading.node] = getattr(output, self.memory_name), index
@@ -151,21 +151,21 @@ def let_go_of_others(states: list[State], rows: list[int]) -> None:
     for row in rows:
         shared.setdefault(id(states[row][0]), []).append(row)
     for group in shared.values():
-        memory = gathered(states[group[0]][0], torch.tensor([states[row][1] for row in group]))
+        memory = gather_memory(states[group[0]][0], torch.tensor([states[row][1] for row in group]))
         for place, row in enumerate(group):
             states[row] = memory, place
 
 
-def gathered(memory: Any, rows: Int[Tensor, " rows"]) -> Any:
+def gather_memory(memory: Any, rows: Int[Tensor, " rows"]) -> Any:
     """A copy of these rows of what a model remembers, whatever it is made of; rows are a tensor's first dimension."""
     if isinstance(memory, Tensor):
         return memory.index_select(0, upload(rows, memory.device)) if memory.dim() else memory
     if isinstance(memory, list | tuple):
-        return type(memory)(gathered(part, rows) for part in memory)
+        return type(memory)(gather_memory(part, rows) for part in memory)
     if isinstance(memory, dict):
-        return {name: gathered(part, rows) for name, part in memory.items()}
+        return {name: gather_memory(part, rows) for name, part in memory.items()}
     if not hasattr(memory, "__dict__") or isinstance(memory, type | PretrainedConfig):
         return memory
     copied = copy(memory)
-    copied.__dict__ = gathered(vars(memory), rows)
+    copied.__dict__ = gather_memory(vars(memory), rows)
     return copied

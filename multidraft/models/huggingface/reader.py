@@ -52,9 +52,9 @@ class HuggingFaceReader(Reader):
         return self.tokens.ids
 
     @property
-    def undrafted(self) -> Int[Tensor, " tokens"] | None:  # type: ignore[override]
+    def undrafted_columns(self) -> Int[Tensor, " tokens"] | None:  # type: ignore[override]
         """Columns that are never drafted."""
-        return self.tokens.undrafted
+        return self.tokens.undrafted_columns
 
     @property
     def generation_config(self) -> GenerationConfig | None:  # type: ignore[override]

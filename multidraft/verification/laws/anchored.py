@@ -13,7 +13,7 @@ from multidraft.verification.distributions import most_likely
 from multidraft.verification.law import Law, Staged, is_duplicate, one_hot, without
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.laws.without_replacement import optimal_without_replacement
-from multidraft.verification.loops import compiled, forget, lines, pick_into, same_shape, sum_of
+from multidraft.verification.loops import compile_loop, forget, lines, pick_into, same_shape, sum_of
 from multidraft.verification.precision import TIE_FACTOR, Past, Rates, Rows, Tuples, least
 
 Counts = int | Int[Tensor, "*batch"]
@@ -252,7 +252,7 @@ def draw_rows(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored
     return torch.from_numpy(drafted).view(uniform.shape)
 
 
-@compiled
+@compile_loop
 def draw_lines(drafted, draft, uniform, count, num_anchors, top_up, lowest):
     """Anchors, draws among the other tokens, and a top-up for every duplicate among the draws, for every line."""
     for row in range(len(drafted)):
@@ -268,7 +268,7 @@ def draw_lines(drafted, draft, uniform, count, num_anchors, top_up, lowest):
             pick_into(tokens[j : j + 1], remaining, numbers[j : j + 1])
 
 
-@compiled
+@compile_loop
 def count_repeats(tokens):
     """How many of the tokens were there before."""
     count = 0
@@ -277,7 +277,7 @@ def count_repeats(tokens):
     return count
 
 
-@compiled
+@compile_loop
 def take_anchors(draft, num_anchors, anchors):
     """Fill in the anchors of one line, which are taken out of it; how many they are."""
     max_anchors = len(anchors) if num_anchors < 0 else min(num_anchors, len(anchors))
@@ -290,7 +290,7 @@ def take_anchors(draft, num_anchors, anchors):
     return count
 
 
-@compiled
+@compile_loop
 def likeliest(draft, max_tokens):
     """The most likely tokens, the lower id first among equals, and how many there are of positive probability."""
     top, num_found, least = np.empty(max_tokens, np.int64), 0, 0.0
@@ -306,7 +306,7 @@ def likeliest(draft, max_tokens):
     return top, num_found
 
 
-@compiled
+@compile_loop
 def anchors_among(values, unlikely, drafts):
     """How many of the likeliest tokens are anchors, from their values and the sum of all others."""
     mass, count = unlikely, 0

@@ -8,7 +8,7 @@ import torch
 
 from multidraft.errors import AdviceError
 from multidraft.verification.law import Staged
-from multidraft.verification.loops import compiled, forget, lines, same_shape, sum_of
+from multidraft.verification.loops import compile_loop, forget, lines, same_shape, sum_of
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import (
     MAX_MISSING_MASS,
@@ -97,7 +97,7 @@ def acceptance(target: np.ndarray, draft: np.ndarray, token: int | np.integer) -
     return float(target_prob > 0) if target_prob >= draft_prob else float(target_prob / draft_prob)
 
 
-@compiled
+@compile_loop
 def without(draft, tokens, lowest):
     """The distribution in float64, renormalised without some tokens and without all below `lowest`."""
     kept = draft.astype(np.float64)
@@ -106,7 +106,7 @@ def without(draft, tokens, lowest):
     return kept / total if total > 0 else kept
 
 
-@partial(compiled, any_order=True)
+@partial(compile_loop, any_order=True)
 def next_target(target, draft):
     """(t - q)_+ / (1 - sum min(t, q)), with all sums in the same pass."""
     remains, whole, total = np.empty(target.size), 0.0, 0.0
@@ -119,7 +119,7 @@ def next_target(target, draft):
     return remains
 
 
-@compiled
+@compile_loop
 def hand_on(remains, total, target, whole):
     """Divide what remains by what is missing plus its total; where nothing remains, the target is handed on."""
     missing = 1 - whole if 1 - whole > MAX_MISSING_MASS else 0.0
@@ -132,7 +132,7 @@ def hand_on(remains, total, target, whole):
             remains[token] = np.float64(target[token]) / whole
 
 
-@compiled
+@compile_loop
 def candidates(p, q):
     """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
     total = sum_of(q)
@@ -145,7 +145,7 @@ def candidates(p, q):
     return tokens[:num_found], rising[:num_found], total
 
 
-@compiled
+@compile_loop
 def phases(p, q, total, order, n, a):
     """Q, T, drop and s at every position (docs/theory.md), and the sum of all drops."""
     columns = np.empty((4, order.size))
@@ -164,7 +164,7 @@ def phases(p, q, total, order, n, a):
     return columns, -M
 
 
-@compiled
+@compile_loop
 def power(x, n):
     """x^n by repeated squaring."""
     result = 1.0
@@ -175,7 +175,7 @@ def power(x, n):
     return result
 
 
-@compiled
+@compile_loop
 def last_root(c, m, n, a, guess):
     """1 - t for `schedule.smallest_root`; Newton's method goes on from the root before where that is above this one."""
     if n == 0:
@@ -198,7 +198,7 @@ def last_root(c, m, n, a, guess):
     return x
 
 
-@compiled
+@compile_loop
 def accept(p, order, survive, draws):
     """Probability of emitting each draw: in stage c the first c draws are active and share what does not survive it."""
     accepted, places = np.zeros(draws.size), np.full(draws.size, order.size)
@@ -220,7 +220,7 @@ def accept(p, order, survive, draws):
     return accepted
 
 
-@compiled
+@compile_loop
 def remainder(p, q, total, order, columns, record):
     """R = p - r: nothing after the last reset, and before one a share of its drop; p where nothing can be drafted."""
     remains, lost = p.astype(np.float64), 0.0

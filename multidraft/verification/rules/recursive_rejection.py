@@ -37,7 +37,7 @@ def remainder(target: Rows, draft: Rows) -> Rows:
     return (target - draft).clamp_(min=0)
 
 
-def left_by_one(
+def single_draft_residual(
     target: Float[np.ndarray, " places"], draft: Float[np.ndarray, " drafted"], weight: float, accept: float
 ) -> Float[np.ndarray, " places"]:
     """Probability of emitting each token otherwise than as the one drawn from `draft`, the first places, and accepted.

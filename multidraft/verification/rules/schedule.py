@@ -51,7 +51,7 @@ class Schedule:
     def sums(self) -> tuple[Tensor, Tensor]:
         """Sums of log s before every position, and counts of the s that are zero, so that no infinities meet."""
         ends = self.survive <= 0
-        return padded(self.survive.masked_fill(ends, 1.0).log_().cumsum(-1)), padded(ends.cumsum(-1))
+        return prepend_zero(self.survive.masked_fill(ends, 1.0).log_().cumsum(-1)), prepend_zero(ends.cumsum(-1))
 
     def between(self, start: Tokens, end: Tokens) -> Float[Tensor, "*batch some"]:
         """The product of s over the phases start, .., end - 1."""
@@ -69,7 +69,7 @@ class Schedule:
         place = torch.arange(size, device=p.device)
         following = torch.where(self.drop > 0, place, size).flip(-1).cummin(-1).values.flip(-1)
         k = following.clamp(max=size - 1)
-        width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=SMALLEST_NORMAL)
+        width = (self.Q - shift_right(self.T)).gather(-1, k).clamp(min=SMALLEST_NORMAL)
         share = q * self.between(place.expand_as(k), k) / width
         loss = torch.minimum(self.drop.gather(-1, k) * share, p).masked_fill(following == size, 0.0)
         loss = loss.add_(p, alpha=NEGLIGIBLE_MASS) * (q > MIN_DRAFT_PROBABILITY)
@@ -112,23 +112,23 @@ def phases(
     Q, P = q.cumsum(-1).clamp_(max=1), p.cumsum(-1)
     D = (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
     M = D.cummin(-1).values.clamp_(max=0)
-    drop = shifted(M).sub_(D)
+    drop = shift_right(M).sub_(D)
     m = torch.nn.functional.pad(ratio[..., 1:], (0, 1))
     c = (P + M).sub_(m * Q).clamp_(min=0)
     T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
     T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
-    survive = (Q - T).div_(Q - shifted(T)).nan_to_num_(1.0)  # an empty phase lets everything through
+    survive = (Q - T).div_(Q - shift_right(T)).nan_to_num_(1.0)  # an empty phase lets everything through
     return Q, T, drop, survive, P[..., -1] + M[..., -1], -M[..., -1]
 
 
-def padded(values: Tensor) -> Tensor:
+def prepend_zero(values: Tensor) -> Tensor:
     """0, then the values."""
     return torch.nn.functional.pad(values, (1, 0))
 
 
-def shifted(values: Tensor) -> Tensor:
+def shift_right(values: Tensor) -> Tensor:
     """0, then all values but the last."""
-    return padded(values[..., :-1])
+    return prepend_zero(values[..., :-1])
 
 
 def by_count(count: Int[Tensor, "*batch"], function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:

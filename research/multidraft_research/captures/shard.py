@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.io.tensors import FLOATS, INTEGERS, Stored, stored
+from multidraft.io.tensors import FLOATS, INTEGERS, Stored, stored_tensors
 from multidraft.machine import available, format_bytes
 from multidraft_research.captures.recording import Recording, fault_of
 
@@ -80,7 +80,7 @@ def losses(recording: Recording, tensors: dict[str, Tensor]) -> dict[str, float]
 
 def read(path: Path, positions: int, vocabulary: int, advice: str) -> Shard:
     """A shard from its file; raises AdviceError where it is no such thing."""
-    parts = stored(path, "the shard", advice)
+    parts = stored_tensors(path, "the shard", advice)
     fault = fault_of_header(parts, positions, vocabulary)
     if fault is None:
         tensors = {name: part.read() for name, part in parts.items()}

@@ -46,7 +46,7 @@ WHAT_IF_HELP = (
 DRAFTER_SHARE_HELP = "For --what-if: what a level of drafts costs, as a share of the target's pass."
 
 
-@o.grouped
+@o.flatten_options
 def tune(
     models: o.ModelOptions,
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
@@ -117,7 +117,7 @@ def tune(
             measure(subject, profile, temperatures, rows or ROWS, MEASURING_SHARE * budget)
         finally:  # also of a run that is stopped
             keep(profile, {}, out, plot)
-        if not profile.known:
+        if not profile.timed_rows:
             raise AdviceError("nothing has been measured; give a larger --budget")
         steps = QUICK_STEPS if quick else STEPS
         speeds = tree_speeds(compare(subject, profile, temperatures, steps, (1 - MEASURING_SHARE) * budget))
@@ -156,7 +156,7 @@ def compare(
 
 def keep(profile: "Profile", speeds: Speeds, out: Path | None, plot: Path | None) -> None:
     """Write the plan and the picture, if anything was measured."""
-    if not profile.known:
+    if not profile.timed_rows:
         return
     if out is not None:
         files.write(out, profile.as_json().encode())

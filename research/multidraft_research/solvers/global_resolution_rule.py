@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError, check_integer, is_number, shown
+from multidraft.errors import AdviceError, check_integer, is_number, quote
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import MAX_MISSING_MASS, Rates, Rows, Tuples
@@ -66,10 +66,10 @@ class GlobalResolution:
 
     def __post_init__(self) -> None:
         if self.fallback is not None and (not isinstance(self.fallback, str) or self.fallback not in FALLBACKS):
-            raise AdviceError(f"no fallback {shown(self.fallback)}; choose None or one of {', '.join(FALLBACKS)}")
+            raise AdviceError(f"no fallback {quote(self.fallback)}; choose None or one of {', '.join(FALLBACKS)}")
         if not is_number(self.tolerance) or not 0 < self.tolerance < 1:
             raise AdviceError(
-                f"tolerance {shown(self.tolerance)} is out of range; use a number in (0, 1), such as 1e-3"
+                f"tolerance {quote(self.tolerance)} is out of range; use a number in (0, 1), such as 1e-3"
             )
         check_integer(self.iterations, "iterations", 0)
         if self.limit is not None:

@@ -12,7 +12,7 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.precision import MIN_DRAFT_PROBABILITY
-from multidraft.verification.rules.schedule import Schedule, padded, schedule, shifted
+from multidraft.verification.rules.schedule import Schedule, prepend_zero, schedule, shift_right
 from multidraft_research.captures.recording import Recording
 from multidraft_research.studies import pictures
 
@@ -71,7 +71,7 @@ class Case:
         phase, token = torch.tril_indices(self.size, self.size)
         left = self.draft.new_zeros(self.size, self.size)
         left[phase, token] = self.draft[token] * self.plan.between(token, phase)
-        return left / (self.plan.Q[: self.size] - shifted(self.ends))[:, None]
+        return left / (self.plan.Q[: self.size] - shift_right(self.ends))[:, None]
 
 
 def telling_case(recording: Recording, drafts: int, top_k: int) -> Case:
@@ -104,7 +104,7 @@ def draw(case: Case, names: list[str], path: Path) -> None:
 
 def draw_curves(case: Case, axis: Any) -> None:
     """The Lorenz curve of the pair and F, with the distance that costs acceptance."""
-    mass, work = padded(case.plan.Q[: case.size]), padded(case.target.cumsum(0))
+    mass, work = prepend_zero(case.plan.Q[: case.size]), prepend_zero(case.target.cumsum(0))
     grid = torch.linspace(0, 1, 201, dtype=torch.float64)
     axis.plot(mass, work, marker="o", markersize=3, label="Lorenz curve $(Q_k, P_k)$")
     axis.plot(grid, case.some_draft_within(grid), label=f"$F(t) = 1 - (1 - t)^{case.drafts}$")
@@ -123,8 +123,8 @@ def draw_difference(case: Case, axis: Any) -> None:
     mass = case.plan.Q[: case.size]
     D = case.some_draft_within(mass) - case.target.cumsum(0)
     M = D.cummin(0).values.clamp(max=0)
-    axis.plot(padded(mass), padded(D), marker="o", markersize=3, label="$D_k = F(Q_k) - P_k$")
-    axis.step(padded(mass), padded(M), where="post", label="$M_k = \\min(0, D_1, .., D_k)$")
+    axis.plot(prepend_zero(mass), prepend_zero(D), marker="o", markersize=3, label="$D_k = F(Q_k) - P_k$")
+    axis.step(prepend_zero(mass), prepend_zero(M), where="post", label="$M_k = \\min(0, D_1, .., D_k)$")
     axis.plot(mass[case.resets], D[case.resets], "o", color=pictures.COLOURS[3], label="resets")
     axis.axhline(0, color=pictures.COLOURS[5], linewidth=0.8)
     title = f"$\\alpha^* = P_K + M_K = {case.target.sum():.3f} - {abs(float(M[-1])):.3f} = {case.plan.optimum:.3f}$"
@@ -136,7 +136,7 @@ def draw_schedule(case: Case, names: list[str], axis: Any) -> None:
     """Who has the machine when: a phase is a column, a token a colour, its share a height; its area is at most q."""
     from matplotlib import colormaps
 
-    begins, shares = shifted(case.ends), case.shares()
+    begins, shares = shift_right(case.ends), case.shares()
     bottom = torch.zeros(case.size, dtype=torch.float64)
     for i, name in enumerate(names):
         colour = colormaps["viridis"](i / max(case.size - 1, 1))

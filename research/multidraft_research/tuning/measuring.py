@@ -52,12 +52,12 @@ def measure(
             if (before := time.monotonic()) > end:
                 break
             count, temperature, tree = rng.choice(rows), rng.choice(temperatures), rng.choice([*TREES.values()])
-            is_fixed = count in profile.known and rng.random() < FIXED_SHARE
+            is_fixed = count in profile.timed_rows and rng.random() < FIXED_SHARE
             policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), UNLIMITED_BUDGET, kind)
             for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
                 if is_fixed:
                     note(profile, record, kind, UNLIMITED_BUDGET)
-                if time.monotonic() > end and profile.known:
+                if time.monotonic() > end and profile.timed_rows:
                     break
             tick(time.monotonic() - before)
     finally:

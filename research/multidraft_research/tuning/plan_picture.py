@@ -46,7 +46,7 @@ def draw_costs(axis: Any, profile: "Profile") -> None:
     from multidraft.autotune.estimates import Work
 
     ends, sizes = {}, range(MAX_NODES + 1)
-    for rows in profile.known:
+    for rows in profile.timed_rows:
         milliseconds = [1e3 * profile.costs(rows).seconds(Work(0, 0, size)) for size in sizes]
         axis.plot(sizes, milliseconds)
         ends[f"{rows} row{'s' * (rows > 1)}"] = (MAX_NODES, milliseconds[-1])

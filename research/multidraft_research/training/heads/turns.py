@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, quote
 from multidraft_research.training.conversations import MAX_TOKENS, Conversation, common_prefix
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -31,7 +31,7 @@ def turn_of(message: Any, where: str) -> dict[str, str]:
         texts = [part for part in parts if isinstance(part, str)]
         content = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(role, str) or not isinstance(content, str):
-        raise AdviceError(f"{where} holds {shown(message)}; give every turn a role and a content that is text")
+        raise AdviceError(f"{where} holds {quote(message)}; give every turn a role and a content that is text")
     return {"role": ROLES.get(role, role), "content": content}
 
 
