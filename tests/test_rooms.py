@@ -15,7 +15,7 @@ CONTRACTS = {  # by type; of layers those of rooms, which come first
 
 
 def entries(folder: Path) -> set[str]:
-    """What lies in a folder of the package, by name, without walk_results."""
+    """What lies in a folder of the package, by name, without caches."""
     return {entry.stem for entry in folder.iterdir() if entry.name != "__pycache__"}
 
 

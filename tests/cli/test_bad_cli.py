@@ -281,7 +281,7 @@ def nothing_works(monkeypatch) -> None:
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
     monkeypatch.setattr("multidraft.cli.models.hub_answers", lambda: False)
     monkeypatch.setattr("multidraft_research.cli.executors.run", work)
-    for place in ("cli.acceptance.measured", "cli.solve_time.measured", "training.recipe.train_model"):
+    for place in ("cli.acceptance.measure_lines", "cli.solve_time.measure_cases", "training.recipe.train_model"):
         monkeypatch.setattr(f"multidraft_research.{place}", work)
     for place in ("walks.measure", "toys.figures"):
         monkeypatch.setattr(f"multidraft_research.studies.{place}", work)

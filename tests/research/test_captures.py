@@ -19,7 +19,7 @@ from deadly import Deadly
 from multidraft_research.captures import work
 from multidraft_research.captures.capturing import Manner, capture, capture_prompt, largest
 from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear
-from multidraft_research.captures.recording import Recording, joined
+from multidraft_research.captures.recording import Recording, join
 from multidraft_research.captures.work import Capturing, Passage, check_room
 from multidraft_research.cli.executors import Processes, run, serial
 from multidraft_research.studies.acceptance import random_pairs
@@ -76,7 +76,7 @@ def test_what_is_kept_is_what_the_models_say_and_its_size_is_known_before(tmp_pa
     (target, draft, _), manner = pair(), Manner(new_tokens=5)
     kept = captured(tmp_path, manner)
     assert kept.positions == 15
-    whole = joined(capture(target, draft, [passage.tokens for passage in PASSAGES], manner))
+    whole = join(capture(target, draft, [passage.tokens for passage in PASSAGES], manner))
     assert torch.equal(kept.recording().target, whole.target)
     assert torch.equal(kept.recording().draft, whole.draft)
     shard = kept.shard(0)

@@ -546,8 +546,8 @@ def test_every_answer_of_several_turns_is_trained_on_with_its_end(form, template
     expected = "<|system|>be kind<|end|>\n<|user|>hi<|end|>\n<|assistant|>hello<|end|>\n<|user|>a colour?<|end|>\n"
     expected = f"{expected}<|assistant|>blue!<|end|>" if template else "be kindhihello<|end|>a colour?blue!<|end|>"
     assert whole == expected
-    assert tokenizer.decode([read.tokens[place] for place in read.trained]) == "hello<|end|>blue!<|end|>"
-    assert read.about["answer"] == read.trained[0]
+    assert tokenizer.decode([read.tokens[place] for place in read.trained_places]) == "hello<|end|>blue!<|end|>"
+    assert read.about["answer"] == read.trained_places[0]
     cut = captured.conversation_of({**captured.records(path)[0], "ended": False}, 0, tokenizer)
     assert tokenizer.decode(cut.tokens) == expected.removesuffix("<|end|>")
 

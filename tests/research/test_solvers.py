@@ -21,8 +21,8 @@ from multidraft_research.solvers.linear_program import linear_program as solve_p
 from multidraft_research.solvers.linear_program import optimal_by_linear_program
 from multidraft_research.solvers.max_flow import max_flow as solve_flow
 from multidraft_research.solvers.max_flow import reduced_max_flow as solve_reduced
-from multidraft_research.solvers.moved import Moved, trimmed, upper_bound
-from multidraft_research.solvers.network import edges_of, iid_network, merged, sets_of_draws
+from multidraft_research.solvers.moved import Moved, trim, upper_bound
+from multidraft_research.solvers.network import edges_of, iid_network, merge_tuples, sets_of_draws
 from multidraft_research.solvers.optimal_rules import linear_program, max_flow, reduced_max_flow
 from multidraft_research.solvers.outer_residuals import outer_residuals
 from multidraft_research.solvers.solved import by_solving, network_of, next_target_of
@@ -78,7 +78,7 @@ def pair_of(seed: int, V: int, spread: float = 3.0, noise: float = 1.0) -> tuple
 @pytest.mark.parametrize("drafts", [1, 2, 3, 4])
 def test_sets_are_the_merged_tuples(drafts: int) -> None:
     for (label, _, q), law in itertools.product(FEW, (Iid(drafts), Iid(drafts, 0.6))):
-        network, twin = network_of(law, q), merged(*law.tuples(q))
+        network, twin = network_of(law, q), merge_tuples(*law.tuples(q))
         assert abs(network.probability.sum() - 1) < 1e-14, label
         assert len(network.probability) == len(twin.probability), label
         for s in range(len(twin.probability)):
@@ -143,7 +143,7 @@ def test_solvers_and_rules_are_lossless_and_reach_the_optimum_and_prove_it(law: 
 def assert_feasible(moved: Moved, target: np.ndarray) -> None:
     network = moved.network
     assert (moved.mass >= 0).all()
-    assert (moved.received(len(target)) <= target * (1 + 1e-15) + 1e-300).all()
+    assert (moved.token_mass(len(target)) <= target * (1 + 1e-15) + 1e-300).all()
     moved_mass = np.bincount(network.owner, moved.mass, minlength=len(network.probability))
     assert (moved_mass <= network.probability * (1 + 1e-14) + 1e-300).all()
 
@@ -197,8 +197,8 @@ def test_trimming_never_raises_a_mass_and_repairs_what_a_solver_let_through() ->
     p, q = pair_of(3, 6)
     network = iid_network(q, 2)
     mass = solve_program(p, network).mass * 1.001
-    assert_feasible(Moved(network, trimmed(mass - 1e-9, p, network), 1.0), p)
-    assert (trimmed(mass, p, network) <= mass).all()
+    assert_feasible(Moved(network, trim(mass - 1e-9, p, network), 1.0), p)
+    assert (trim(mass, p, network) <= mass).all()
 
 
 def test_solvers_refuse_and_advise(monkeypatch) -> None:
@@ -243,7 +243,7 @@ def test_batches_dtypes_and_empty_rows(rule) -> None:
 def greedy_solver(p, network, q, n):
     """A deliberately broken twin: every token takes what it can of every set, whatever others took."""
     mass = np.minimum(p[network.token], network.probability[network.owner])
-    return Moved(network, trimmed(mass, np.full_like(p, np.inf), network), 1.0)
+    return Moved(network, trim(mass, np.full_like(p, np.inf), network), 1.0)
 
 
 def lazy_solver(p, network, q, n):

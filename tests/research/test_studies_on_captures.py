@@ -22,7 +22,7 @@ from multidraft_research.studies.on_captures import (
     top_k,
 )
 from multidraft_research.studies.on_captures import multi_step_error as approximate
-from multidraft_research.studies.printed.tables import printed
+from multidraft_research.studies.printed.tables import printed_table
 from multidraft_research.studies.running.cells import Cell, difference, ratio, sums
 from multidraft_research.studies.running.results import Results
 from multidraft_research.studies.running.study import Captured
@@ -54,7 +54,7 @@ def pair(temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_acceptance_is_that_of_every_tuple() -> None:
     """Two drafts of 34 tokens can be summed over; the scheme with sampled tuples lies within five of its errors."""
-    cells = entries(rates.compared(part(), 0.7, 2, "x"))
+    cells = entries(rates.compare_schemes(part(), 0.7, 2, "x"))
     target, draft = pair(0.7)
     for name in rates.COMPARED:
         s = md.scheme(name, drafts=2)
@@ -70,7 +70,7 @@ def test_acceptance_is_that_of_every_tuple() -> None:
 def test_schemes_of_a_user_are_compared_too() -> None:
     """A rule by its place, and one by its name, in the studies that compare schemes; others refuse them."""
     names = ("multidraft.verification.rules:naive,law=iid", "top:naive")
-    cells = entries(rates.compared(replace(part(), schemes=names), 0.7, 2, "x"))
+    cells = entries(rates.compare_schemes(replace(part(), schemes=names), 0.7, 2, "x"))
     assert cells["acceptance", names[0], "x"] < cells["acceptance", "iid optimum", "x"]
     assert cells["acceptance", names[1], "x"] == pytest.approx(cells["acceptance", "top optimum", "x"], abs=1e-9)
 
@@ -82,7 +82,7 @@ def test_every_prompt_counts_for_its_task_and_for_all() -> None:
     assert (everything.prompts, even.prompts, odd.prompts) == (3, 2, 1)
     assert odd.standard_error is None
     assert everything.value == pytest.approx((6 * even.value + 3 * odd.value) / 9)
-    titles = [title for title, _, _ in Results.of(by_task.STUDY, records, {}).shown()]
+    titles = [title for title, _, _ in Results.of(by_task.STUDY, records, {}).printed_tables()]
     assert sum("measured here" in title for title in titles) == 2
     assert sum(title.startswith("Printed in") for title in titles) == 1
 
@@ -138,7 +138,7 @@ def test_only_the_target_is_cooled() -> None:
 
 def test_a_paired_error_is_that_of_the_differences() -> None:
     """The difference of two entries, and the entry that is made of differences, are one number with one error."""
-    records = [{"id": str(i), "cells": list(rates.compared(part(i), 1.0, 3, "x"))} for i in range(3)]
+    records = [{"id": str(i), "cells": list(rates.compare_schemes(part(i), 1.0, 3, "x"))} for i in range(3)]
     sums_by_place = sums(records)
     name = "iid:recursive_rejection"
     apart = difference(sums_by_place["acceptance", name, "x"], sums_by_place["acceptance", "iid optimum", "x"])
@@ -205,9 +205,9 @@ def test_what_does_not_fit_is_refused(tmp_path) -> None:
 def test_what_the_papers_print_is_whole() -> None:
     for listed in LISTED.values():
         for name in listed.study().printed:
-            table = printed(name)
+            table = printed_table(name)
             assert all(len(row) == len(table.columns) for row in table.rows), name
-    first = printed("towards_optimal_table_1").rows[0][:4]
+    first = printed_table("towards_optimal_table_1").rows[0][:4]
     assert first == ["OPT-125M OPT-6.7B", "With Replacement", "RRS", "85.4 ± 0.1"]
 
 

@@ -26,7 +26,7 @@ from multidraft_research.studies.on_models import (
     verification,
 )
 from multidraft_research.studies.on_models.tree_search import best_tree, common, menu, speed
-from multidraft_research.studies.on_models.trials import expected_tokens, tried
+from multidraft_research.studies.on_models.trials import expected_tokens, try_step
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding
 from plans import costs, rates
@@ -144,11 +144,11 @@ def test_expected_tokens_are_those_of_the_law_of_a_step(walk: str) -> None:
 
 def test_a_trial_leaves_the_state_as_it_was_and_time_is_counted_in_passes_of_the_target() -> None:
     state = first_state(*tables(), [0], *fixed("4x2x2"))
-    assert tried(state, *fixed("")) == (1.0, (0, 0, 0))
-    assert tried(state, *fixed("1x1")).work == (2, 2, 2)
-    assert tried(state, *growing(0.6)).tokens > 1
+    assert try_step(state, *fixed("")) == (1.0, (0, 0, 0))
+    assert try_step(state, *fixed("1x1")).work == (2, 2, 2)
+    assert try_step(state, *growing(0.6)).tokens > 1
     assert not state.used
-    trial = tried(state, *fixed("2x1"))
+    trial = try_step(state, *fixed("2x1"))
     cells_by_row = {cell.row: cell for cell in adaptive.cells("model, prose", "2x1", 1.0, trial)}
     cell = cells_by_row["level 0.12, node 0.02|2x1"]
     assert (cell.total, cell.weight) == (trial.tokens, pytest.approx(1 + 2 * 0.12 + 4 * 0.02))
@@ -158,7 +158,7 @@ def test_without_confidence_growing_is_as_good_as_the_best_fixed_tree() -> None:
     """On a draft that says the same everywhere, and is right."""
     target = TableModel(lambda _: torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 3)
     state = first_state(target, target, [0], *fixed("1x1"))
-    assert tried(state, *growing(0.99)).tokens == pytest.approx(tried(state, *fixed("1x1")).tokens)
+    assert try_step(state, *growing(0.99)).tokens == pytest.approx(try_step(state, *fixed("1x1")).tokens)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from commands import ends_with_advice, printed, run
 from multidraft_research.studies.tree_bound import realised_trees, tree_bound
-from multidraft_research.studies.walks import TREES, WALKERS, accepted, measure, random_pair
+from multidraft_research.studies.walks import TREES, WALKERS, accepted_tokens, measure, random_pair
 
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state
@@ -88,8 +88,8 @@ def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
     way = DecodeConfig(md.scheme("iid:lorenz")), StaticTree(Tree.parse(tree))
     forest, target, _ = forest_of(way, 3, seed=0)
     bound = tree_bound(realised_trees(forest), target, 3)
-    assert accepted(forest, way[0], partial(eager, factor=1.0)) == pytest.approx(bound, abs=EXACT)
-    assert accepted(forest, way[0], eager) > bound + 1e-3
+    assert accepted_tokens(forest, way[0], partial(eager, factor=1.0)) == pytest.approx(bound, abs=EXACT)
+    assert accepted_tokens(forest, way[0], eager) > bound + 1e-3
 
 
 def test_too_much_is_refused_with_advice(monkeypatch):

@@ -16,7 +16,7 @@ Spoil = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]  # we
 TINY = [1e-17, 1e-30, 1e-60, 1e-120, 1e-300, 2e-308, 1e-310, 5e-324]  # lost in a sum, in a product, in a quotient
 
 
-def peaked(target: Tensor, draft: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def make_peaks(target: Tensor, draft: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """From flat to nearly one-hot, independently."""
     sharpness = 40 * torch.rand(2, *target.shape[:-1], 1, generator=generator, dtype=torch.float64) ** 2
     return target ** sharpness[0], draft ** sharpness[1]
@@ -33,13 +33,13 @@ def integers(target: Tensor, draft: Tensor, generator: torch.Generator) -> tuple
     return (target * 6).floor(), (draft * 6).floor()
 
 
-def pushed_down(target: Tensor, draft: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def push_down(target: Tensor, draft: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Two nearly equal models of which the target hardly allows the draft's favourite."""
     target, draft = near_equal(target, draft, generator)
     return target.scatter(-1, draft.argmax(-1, keepdim=True), tiny(target[..., :1], generator)), draft
 
 
-def banned(target: Tensor, draft: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def ban_tokens(target: Tensor, draft: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Tokens with exactly nothing, in the target, in the draft, or in both."""
     kept = torch.rand(2, *target.shape, generator=generator) > torch.rand(2, *target.shape[:-1], 1, generator=generator)
     return target * kept[0], draft * kept[1]
@@ -57,7 +57,12 @@ def tiny(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 KINDS: dict[str, Spoil] = {
-    spoil.__name__: spoil for spoil in (peaked, near_equal, integers, pushed_down, banned, vanishing)
+    "peaked": make_peaks,
+    "near_equal": near_equal,
+    "integers": integers,
+    "pushed_down": push_down,
+    "banned": ban_tokens,
+    "vanishing": vanishing,
 }
 
 
@@ -66,10 +71,10 @@ def adversarial(kind: str, pairs: int, vocabulary: int, seed: int) -> Pairs:
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(2, pairs, vocabulary, generator=generator, dtype=torch.float64)
     target, draft = KINDS[kind](weights[0], weights[1], generator)
-    return normalised(target, weights[0]), normalised(draft, weights[1])
+    return normalise(target, weights[0]), normalise(draft, weights[1])
 
 
-def normalised(values: Tensor, otherwise: Tensor) -> Tensor:
+def normalise(values: Tensor, otherwise: Tensor) -> Tensor:
     """Divided by the sum; rows with too little to divide are those of `otherwise`."""
     total = values.sum(-1, keepdim=True)
     values = torch.where(total > 1e-300, values, otherwise)

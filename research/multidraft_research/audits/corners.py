@@ -42,7 +42,7 @@ def try_corners(name: str, pairs: int, seed: int = 0) -> Corners:
     """Every kind of pair in turn, every size, number of drafts, precision and total of the target."""
     corners = Corners()
     cases = product(PROBABILITIES, TOTALS, ROUNDING, SHAPES, KINDS)
-    for batch, case in enumerate(islice(cycle(shuffled(list(cases), seed)), -(-pairs // AT_ONCE))):
+    for batch, case in enumerate(islice(cycle(shuffle(list(cases), seed)), -(-pairs // AT_ONCE))):
         probability, total, dtype, (vocabulary, drafts), kind = case
         chosen = scheme(name, entries()[name].law.fixed_drafts or drafts, draft_probability=probability)
         target, draft = adversarial(kind, AT_ONCE, vocabulary, seed + batch)
@@ -50,7 +50,7 @@ def try_corners(name: str, pairs: int, seed: int = 0) -> Corners:
     return corners
 
 
-def shuffled(cases: list, seed: int) -> list:
+def shuffle(cases: list, seed: int) -> list:
     """The same cases in another order, so that few of them are a fair choice."""
     order = torch.randperm(len(cases), generator=torch.Generator().manual_seed(seed)).tolist()
     return [cases[i] for i in order]

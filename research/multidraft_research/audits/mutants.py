@@ -53,7 +53,7 @@ def warmer(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
     return as_if_sampled(target, normalise(draft**0.7), drafted)
 
 
-def pruned(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+def prune_drafts(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
     """Drops drawn tokens of low probability, as if they had not been drawn."""
     likely = at_each(draft, drafted) >= 0.3 * draft.amax(-1, keepdim=True)
     right = lorenz(target, draft, drafted.masked_fill(~likely, -1), Iid(drafted.shape[-1]))
@@ -112,7 +112,7 @@ MUTANTS = {
     "takes the top tokens for samples": Mutant("top", as_if_sampled),
     "ignores that draws were not replaced": Mutant("without_replacement", as_if_sampled),
     "verifies at another temperature": Mutant("iid", warmer),
-    "prunes drawn tokens": Mutant("iid", pruned),
+    "prunes drawn tokens": Mutant("iid", prune_drafts),
     "divides by a difference of totals": Mutant("iid", divided_by_differences, drafts=3, guilty=("exact",)),
     "rounds ratios up": Mutant("iid", rounding_up),
     "the walk forgets what is left": Mutant("iid", walk=impatient, guilty=("walks",)),

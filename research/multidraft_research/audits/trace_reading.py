@@ -62,7 +62,7 @@ class Reading:
 
     def __init__(self, path: Path, lines: list[bytes], torn: bytes):
         self.path, self.cut = path, bool(torn)
-        self.records = [parsed(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+        self.records = [parse_line(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
         if not self.records or self.records[0]["record"] != "trace" or self.records[0].get("format") != FORMAT_VERSION:
             raise AdviceError(f"{path} is not a trace of format {FORMAT_VERSION}; {HOW}")
         self.pieces = {int(t): text for record in self.records for t, text in record.get("pieces", {}).items()}
@@ -83,7 +83,7 @@ class Reading:
             raise AdviceError(f"{self.path} line {number}: {flaw}; `replay --check` finds the rest")
 
 
-def parsed(line: bytes, where: str) -> dict[str, Any]:
+def parse_line(line: bytes, where: str) -> dict[str, Any]:
     """One line's record."""
     record = journal.parse(line, where, HOW)
     kind = record.get("record") if isinstance(record, dict) else None

@@ -10,7 +10,7 @@ from multidraft.errors import AdviceError
 from multidraft.io import files, journal
 from multidraft.io.fields import Number, Object, Text, Whole, read
 from multidraft_research.captures import shard
-from multidraft_research.captures.recording import Recording, joined
+from multidraft_research.captures.recording import Recording, join
 from multidraft_research.captures.shard import Shard
 
 HOW = "make one with `multidraft capture --out DIR`"
@@ -77,7 +77,7 @@ class Capture:
         return self.settings["vocabulary"]
 
     @property
-    def drawn(self) -> bool:
+    def is_drawn(self) -> bool:
         """Whether the target drew the text, at temperature 1."""
         return not self.settings.get("score") and self.settings.get("temperature") == 1
 
@@ -100,13 +100,13 @@ class Capture:
 
     def recording(self) -> Recording:
         """All positions at once, in memory."""
-        return joined(self.shard(index).recording for index in range(len(self.entries)))
+        return join(self.shard(index).recording for index in range(len(self.entries)))
 
     def first(self, positions: int) -> Recording:
         """So many positions, of the first prompts; fewer where there are no more."""
         ends = accumulate(entry.positions for entry in self.entries)
         needed = next((count for count, end in enumerate(ends, 1) if end >= positions), len(self.entries))
-        recording = joined(self.shard(index).recording for index in range(needed))
+        recording = join(self.shard(index).recording for index in range(needed))
         return Recording(recording.target[:positions], recording.draft[:positions])
 
     @property

@@ -19,7 +19,7 @@ class Recording:
         return len(self.target)
 
 
-def joined(recordings: Iterable[Recording]) -> Recording:
+def join(recordings: Iterable[Recording]) -> Recording:
     """One recording of all."""
     parts = list(recordings)
     return Recording(torch.cat([r.target for r in parts]), torch.cat([r.draft for r in parts]))

@@ -42,10 +42,10 @@ def cut(target: Tensor, draft: Tensor, top_k: int) -> dict[str, Tensor]:
     kept = likeliest.topk(top_k, -1).indices.sort(-1).values
     logits = {"target": target, "draft": draft}
     cuts = {name: values.gather(-1, kept) for name, values in logits.items()}
-    return cuts | {"kept": kept.int()} | {f"{name}_rest": shared(values, kept) for name, values in logits.items()}
+    return cuts | {"kept": kept.int()} | {f"{name}_rest": shared_logit(values, kept) for name, values in logits.items()}
 
 
-def shared(
+def shared_logit(
     logits: Float[Tensor, "positions vocabulary"], kept: Int[Tensor, "positions kept"]
 ) -> Float[Tensor, " positions"]:
     """The logit that gives all tokens but those kept the probability that they have together."""
@@ -59,11 +59,11 @@ def whole(tensors: dict[str, Tensor], vocabulary: int) -> Recording:
         return Recording(tensors["target"], tensors["draft"])
     kept = tensors["kept"].long()
 
-    def filled(name: str) -> Tensor:
+    def fill(name: str) -> Tensor:
         rest_logits = tensors[f"{name}_rest"][:, None].expand(-1, vocabulary)
         return rest_logits.scatter(-1, kept, tensors[name])
 
-    return Recording(filled("target"), filled("draft"))
+    return Recording(fill("target"), fill("draft"))
 
 
 def losses(recording: Recording, tensors: dict[str, Tensor]) -> dict[str, float]:

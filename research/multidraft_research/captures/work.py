@@ -24,7 +24,7 @@ class Passage:
 
 
 @lru_cache(maxsize=1)
-def loaded(load: Load) -> Pair:
+def load_once(load: Load) -> Pair:
     """The models, once in a process."""
     return load()
 
@@ -39,7 +39,7 @@ class Capturing:
     folder: Path
 
     def __call__(self, job: int) -> Record:
-        pair, passage = loaded(self.load), self.passages[job]
+        pair, passage = load_once(self.load), self.passages[job]
         shard = capture_prompt(pair.target, pair.draft, passage.tokens, job, self.manner)
         return write(shard, self.folder, job, passage.id, passage.task, self.manner.top_k)
 

@@ -8,7 +8,7 @@ from typer import Option
 
 from multidraft.cli import completion, terminal
 from multidraft.errors import AdviceError
-from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, recorded
+from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, record_pair
 from multidraft_research.cli.pretrained import DraftOption, TargetOption
 
 if TYPE_CHECKING:
@@ -46,9 +46,12 @@ def acceptance(
     elif capture is not None:
         pairs, source = Capture.open(capture).recording(), str(capture)
     else:
-        pairs, source = recorded(Source(target, draft, prompts, limit), max_new_tokens, seed), target or "embedded pair"
+        pairs, source = (
+            record_pair(Source(target, draft, prompts, limit), max_new_tokens, seed),
+            target or "embedded pair",
+        )
     report(
-        measured(pairs, jobs, seed),
+        measure_lines(pairs, jobs, seed),
         temperatures,
         counts,
         source,
@@ -69,7 +72,7 @@ def check(random: int, capture: Path | None, model: str | None, temperatures: li
         check_setting("temperature", temperature, "--temperature")
 
 
-def measured(pairs: "Recording", jobs: list[tuple[str, float, int]], seed: int) -> "list[Line]":
+def measure_lines(pairs: "Recording", jobs: list[tuple[str, float, int]], seed: int) -> "list[Line]":
     """All lines of the table, with a progress bar; a scheme that fails is left out, unless there is no other."""
     from tqdm import tqdm
 

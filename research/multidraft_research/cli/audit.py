@@ -149,7 +149,7 @@ def run_or_fail(group: str, name: str, drafts: int, settings: dict[str, Any]) ->
         terminal.note(f"{name}: {error}")
         numbers = {"name": name, "group": group, "as_expected": False, "error": str(error)}
         return dict(
-            group=group, name=name, as_expected=False, row=[starred(name), "fails (!)", "", "", ""], report=numbers
+            group=group, name=name, as_expected=False, row=[short_name(name), "fails (!)", "", "", ""], report=numbers
         )
 
 
@@ -169,10 +169,10 @@ def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[st
         report = md.audit(name, count, draft_probability=probability, **settings)
     ok = report.guilty() == expected
     numbers = report.as_dict() | {"name": name, "group": group, "expected": expected, "as_expected": ok}
-    return dict(group=group, name=name, as_expected=ok, row=[starred(name), *cells(report, ok)], report=numbers)
+    return dict(group=group, name=name, as_expected=ok, row=[short_name(name), *cells(report, ok)], report=numbers)
 
 
-def starred(name: str) -> str:
+def short_name(name: str) -> str:
     """A name without its settings, which are too long for a table."""
     return name.split(",")[0] + (" *" if "," in name else "")
 

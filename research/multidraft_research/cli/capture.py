@@ -51,10 +51,10 @@ class Source:
 
     def read(self) -> "tuple[Pair, list[Prompt]]":
         """The models, and the prompts in tokens; the prompts are read first, because they are sooner found wrong."""
-        from multidraft_research.captures.work import loaded
+        from multidraft_research.captures.work import load_once
 
         chosen = read_prompts(None, self.prompts, self.limit)
-        pair = loaded(self.load)
+        pair = load_once(self.load)
         encode(chosen, pair)
         return pair, chosen
 
@@ -89,7 +89,7 @@ def capture(
     executor = executor_of(workers, ray)
     if out is not None:
         manner = Manner(max_new_tokens, temperature, seed, score, top_k)
-        finished = captured(Source(target, draft, prompts, limit), manner, out, executor, wait)
+        finished = make_capture(Source(target, draft, prompts, limit), manner, out, executor, wait)
     else:
         assert show is not None  # as of the check above
         finished = Capture.open(show)
@@ -98,10 +98,10 @@ def capture(
     report(finished, as_json)
 
 
-def captured(
+def make_capture(
     source: Source, manner: "Manner", folder: Path, executor: "Executor | None" = None, wait: bool = False
 ) -> "Capture":
-    """The capture in a folder, made or gone on with, in this process unless there is a executor."""
+    """The capture in a folder, made or gone on with, in this process unless there is an executor."""
     from multidraft.io.journal import Journal
     from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear, is_whole
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
@@ -139,7 +139,7 @@ def digest(prompts: list[Prompt]) -> str:
     return sha256(repr([(prompt.id, prompt.task, prompt.text) for prompt in prompts]).encode()).hexdigest()[:16]
 
 
-def recorded(source: Source, new_tokens: int, seed: int) -> "Recording":
+def record_pair(source: Source, new_tokens: int, seed: int) -> "Recording":
     """Record a pair on prompts in memory, with a progress bar."""
     from tqdm import tqdm
 
@@ -148,7 +148,7 @@ def recorded(source: Source, new_tokens: int, seed: int) -> "Recording":
     pair, chosen = source.read()
     manner = capturing.Manner(new_tokens=new_tokens, seed=seed)
     parts = capturing.capture(pair.target, pair.draft, [prompt.tokens for prompt in chosen], manner)
-    return recording.joined(tqdm(parts, total=len(chosen), desc="recording", unit="prompt"))
+    return recording.join(tqdm(parts, total=len(chosen), desc="recording", unit="prompt"))
 
 
 def report(finished: "Capture", as_json: bool) -> None:

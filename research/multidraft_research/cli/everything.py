@@ -8,7 +8,7 @@ from multidraft.cli import terminal
 from multidraft.errors import AdviceError, optional
 from multidraft.io import files
 from multidraft.machine import commit, hardware, versions
-from multidraft_research.cli.measured import StudyRequest, measured
+from multidraft_research.cli.measured import StudyRequest, measure_study
 from multidraft_research.cli.others import OTHERS
 from multidraft_research.studies.listed import LISTED
 
@@ -43,7 +43,7 @@ def all_measured(request: StudyRequest) -> "Iterator[tuple[str, Results]]":
     """Every study; over a capture that was given, those that need no models."""
     for name, listed in LISTED.items():
         if request.capture is None or not listed.on_models:
-            yield name, measured(name, request)
+            yield name, measure_study(name, request)
     for name, measure in OTHERS.items():
         if results := measure(name, request):
             yield name, results

@@ -14,7 +14,7 @@ from multidraft.cli import options as o
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import hardware, versions
-from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, captured, digest
+from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, digest, make_capture
 from multidraft_research.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft_research.cli.pretrained import TargetOption
 from multidraft_research.studies import pictures
@@ -107,7 +107,7 @@ def command_of_study(name: str) -> Callable[..., None]:
     def measure_and_print(request: StudyRequest, as_json: bool) -> None:
         if request.schemes and not LISTED[name].study().compares:
             raise AdviceError(f"the study {name} compares no schemes; leave out --scheme")
-        show(compared(name, request), as_json)
+        show(compare_drafts(name, request), as_json)
 
     return command(name, LISTED[name].about, measure_and_print)
 
@@ -126,22 +126,24 @@ def schemes_for(name: str, request: StudyRequest) -> list[str]:
     return list(request.schemes) if LISTED[name].study().compares else []
 
 
-def compared(name: str, request: StudyRequest) -> "Results":
+def compare_drafts(name: str, request: StudyRequest) -> "Results":
     """The results; of several drafts, those of each are in folders of their own, and all of them in one table."""
-    from multidraft_research.studies.running.side_by_side import together
+    from multidraft_research.studies.running.side_by_side import join_results
 
     if len(request.drafts) < 2:
-        return measured(name, request)
-    return kept(name, together({draft: measured(name, request.of(draft)) for draft in request.drafts}), request.out)
+        return measure_study(name, request)
+    return write_results(
+        name, join_results({draft: measure_study(name, request.of(draft)) for draft in request.drafts}), request.out
+    )
 
 
-def measured(name: str, request: StudyRequest) -> "Results":
+def measure_study(name: str, request: StudyRequest) -> "Results":
     """Measure what is missing, and write the tables and the picture."""
     study = LISTED[name].study()
     measure = study.on_models or study.on_capture
     work, jobs, journal = (on_models if study.on_models else on_capture)(name, measure, request)
     finish(name, work, jobs, journal, request)
-    return written(name, LISTED[name].about, study, journal.records, journal.settings, request.out)
+    return write_records(name, LISTED[name].about, study, journal.records, journal.settings, request.out)
 
 
 def finish(name: str, work: Any, jobs: int, journal: "Journal", request: StudyRequest) -> None:
@@ -154,18 +156,18 @@ def finish(name: str, work: Any, jobs: int, journal: "Journal", request: StudyRe
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
 
 
-def written(
+def write_records(
     name: str, about: str, study: "Study", records: "list[Record]", settings: dict[str, Any], folder: Path
 ) -> "Results":
     """What the records of a study say, as files too."""
     from multidraft_research.studies.running.results import Results
 
-    return kept(
+    return write_results(
         name, Results.of(study, records, {"name": name, "about": about, "paper": study.paper} | settings), folder
     )
 
 
-def kept(name: str, results: "Results", folder: Path) -> "Results":
+def write_results(name: str, results: "Results", folder: Path) -> "Results":
     """The results, written: their numbers and their picture."""
     terminal.write_json(folder / f"{name}.json", results.as_data())
     results.draw(folder, name)
@@ -211,7 +213,7 @@ def captured_for(request: StudyRequest) -> "Capture":
     if request.capture is not None:
         return Capture.open(request.capture)
     manner = Manner(request.new_tokens, seed=request.seed)
-    return captured(request.source, manner, request.out / "capture", request.executor, request.wait)
+    return make_capture(request.source, manner, request.out / "capture", request.executor, request.wait)
 
 
 def on_models(name: str, measure: Any, request: StudyRequest) -> "tuple[Any, int, Journal]":
@@ -237,6 +239,6 @@ def show(results: "Results", as_json: bool) -> None:
     """Tables for people, or one JSON object."""
     if as_json:
         return terminal.print_json(results.as_data())
-    for title, head, rows in results.shown():
+    for title, head, rows in results.printed_tables():
         typer.echo(title)
         terminal.print_table(head, rows, numbers=True)

@@ -7,7 +7,7 @@ from multidraft.cli import terminal
 from multidraft.machine import versions
 from multidraft_research.cli import curves as curves_command
 from multidraft_research.cli import solve_time as solve_time_command
-from multidraft_research.cli.measured import StudyRequest, captured_for, finish, written
+from multidraft_research.cli.measured import StudyRequest, captured_for, finish, write_records
 
 if TYPE_CHECKING:
     from multidraft_research.studies.running.results import Results
@@ -34,10 +34,10 @@ def solve_time(name: str, request: StudyRequest) -> "Results":
     journal = Journal(
         request.out / f"{name}.jsonl", solve_time_command.settings(sources, limit, request.seed), request.wait
     )
-    if not solve_time_command.measured(journal, sources, PAPER_SIZES, tokens, limit, request.seed, None):
+    if not solve_time_command.measure_cases(journal, sources, PAPER_SIZES, tokens, limit, request.seed, None):
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on")
     cells = list(records(solve_time_command.results(journal)))
-    return written(name, ABOUT[name], STUDY, cells, journal.settings, request.out)
+    return write_records(name, ABOUT[name], STUDY, cells, journal.settings, request.out)
 
 
 def walks(name: str, request: StudyRequest) -> "Results":
@@ -49,14 +49,14 @@ def walks(name: str, request: StudyRequest) -> "Results":
     settings = {"study": name, "vocabulary": vocabulary, "cases": cases, "seed": request.seed} | versions("scipy")
     journal = Journal(request.out / f"{name}.jsonl", settings, request.wait)
     finish(name, OverTables(vocabulary, request.seed), cases, journal, request)
-    return written(name, ABOUT[name], STUDY, journal.records, journal.settings, request.out)
+    return write_records(name, ABOUT[name], STUDY, journal.records, journal.settings, request.out)
 
 
 def toys(name: str, request: StudyRequest) -> "Results":
     """The same on every machine."""
     from multidraft_research.studies.on_cases.toys import STUDY, record
 
-    return written(name, ABOUT[name], STUDY, [record()], {"study": name}, request.out)
+    return write_records(name, ABOUT[name], STUDY, [record()], {"study": name}, request.out)
 
 
 def curves(name: str, request: StudyRequest) -> "Results | None":
@@ -72,7 +72,7 @@ def curves(name: str, request: StudyRequest) -> "Results | None":
     case, prompt = telling
     names = [name_of(token, request) for token in case.tokens]
     settings = {"study": name, "capture": capture.fingerprint, "prompt": prompt, "position": case.position}
-    results = written(name, ABOUT[name], STUDY, [record(case, names, prompt)], settings, request.out)
+    results = write_records(name, ABOUT[name], STUDY, [record(case, names, prompt)], settings, request.out)
     for kind in (".png", ".svg"):
         draw(case, names, request.out / f"{name}{kind}")
     return results

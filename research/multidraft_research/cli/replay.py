@@ -123,10 +123,10 @@ def texts(trace: "Reading") -> dict[tuple[int, int], str]:
     return texts_by_token
 
 
-def told_apart(*numbers: float | int) -> list[str]:
+def distinct_digits(*numbers: float | int) -> list[str]:
     """Numbers with three digits, or as many as tell them from each other.
 
-    >>> told_apart(0.6541, 0.65423, 0.6543), told_apart(0.5, 0.5)
+    >>> distinct_digits(0.6541, 0.65423, 0.6543), distinct_digits(0.5, 0.5)
     (['0.6541', '0.6542', '0.6543'], ['0.5', '0.5'])
     """
     for digits in range(3, 18):
@@ -183,7 +183,7 @@ class Drawing:
     def event_text(self, event: Record) -> str:
         """One event of the walk in words."""
         if "coin" in event:
-            coin, number = told_apart(event["coin"], event["number"])
+            coin, number = distinct_digits(event["coin"], event["number"])
             return f"coin of {coin}, number {number}: {'yes' if event['yes'] else 'no'}"
         names = {slot: self.text(self.nodes[slot]["token"]) for slot, _ in event["claims"]}
         claims = [f"{names[slot]} {claim:.3g}" for slot, claim in event["claims"]]
@@ -197,7 +197,7 @@ class Drawing:
         last = self.record["last"]
         source = "the target at the leaf" if last["kind"] == "bonus" else "what is left of the target"
         low, high = (last[end] / last["of"] for end in ("from", "to"))
-        low_text, number, high_text = told_apart(low, last["number"], high)
+        low_text, number, high_text = distinct_digits(low, last["number"], high)
         line = f"{last['kind']}: {self.text(last['token'])} from {source}, number {number} in {low_text} to {high_text}"
         return Text(line, style=terminal.COLOURS[last["kind"]])
 

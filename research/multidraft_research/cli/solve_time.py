@@ -14,7 +14,7 @@ from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import hardware, versions
-from multidraft_research.cli.capture import Source, captured
+from multidraft_research.cli.capture import Source, make_capture
 from multidraft_research.studies import pictures
 
 if TYPE_CHECKING:
@@ -49,20 +49,20 @@ def solve_time(
     from multidraft.io.journal import Journal
     from multidraft_research.studies.solve_time import LARGER_SIZES, PAPER_SIZES
 
-    sizes = [parsed(text) for text in size] if size else PAPER_SIZES + LARGER_SIZES
+    sizes = [parse_size(text) for text in size] if size else PAPER_SIZES + LARGER_SIZES
     check_methods(method, limit_seconds)
     if plot is not None:
         pictures.check(plot)
     files.make_folder(out, "--out")
     known = pairs(out, capture, seed, wait)
     journal = Journal(out / "results.jsonl", settings(known, limit_seconds, seed), wait)
-    interrupted = not measured(journal, known, sizes, tokens, limit_seconds, seed, method)
+    interrupted = not measure_cases(journal, known, sizes, tokens, limit_seconds, seed, method)
     report(results(journal), journal.path, plot, as_json, interrupted)
     if interrupted:
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on")
 
 
-def parsed(text: str) -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
     """k and n from "k,n"."""
     parts = text.split(",")
     if len(parts) != 2 or not all(SIZE.fullmatch(part.strip()) for part in parts):
@@ -85,7 +85,7 @@ def pairs(out: Path, capture: Path | None, seed: int, wait: bool = False) -> "di
     from multidraft_research.captures.folder import Capture
 
     if capture is None:
-        known = captured(Source(None, None), Manner(RECORDED_TOKENS, seed=seed), out / "capture", wait=wait)
+        known = make_capture(Source(None, None), Manner(RECORDED_TOKENS, seed=seed), out / "capture", wait=wait)
     else:
         known = Capture.open(capture)
     return sources(known, seed)
@@ -107,7 +107,7 @@ def settings(sources: "dict[str, Recording]", limit: float, seed: int) -> dict[s
     return {"study": "solve-time", **pairs, "limit_seconds": limit, "seed": seed, **hardware(), **packages}
 
 
-def measured(
+def measure_cases(
     journal: "Journal",
     sources: "dict[str, Recording]",
     sizes: list[tuple[int, int]],
@@ -162,7 +162,7 @@ def report(results: "list[Result]", path: Path, plot: Path | None, as_json: bool
 
 def as_data(table: "list[Line]", within: "list[Best]", path: Path, interrupted: bool) -> dict[str, object]:
     """All numbers, ours and the paper's."""
-    from multidraft_research.studies.printed.global_resolution import printed
+    from multidraft_research.studies.printed.global_resolution import printed_numbers
 
     return {
         "hardware": hardware(),
@@ -171,7 +171,7 @@ def as_data(table: "list[Line]", within: "list[Best]", path: Path, interrupted: 
         "answers": str(path),
         "results": [asdict(line) | {"success": line.success} for line in table],
         "best": [asdict(entry) for entry in within],
-        "printed_in_the_paper": printed(),
+        "printed_in_the_paper": printed_numbers(),
     }
 
 

@@ -61,7 +61,7 @@ def picture(pieces: dict[int, str], record: dict[str, Any], before: str) -> byte
         raise AdviceError(f"a tree of {len(record['nodes'])} nodes is no picture; draw a step of at most {MAX_BOXES}")
     root = boxes(pieces, record)
     bottom = place(root, levels(root), 0, 2.5 * MARGIN)
-    return drawn(root, shortened(before.split("\n")[-1], 60), bottom)
+    return draw_picture(root, shorten(before.split("\n")[-1], 60), bottom)
 
 
 def boxes(pieces: dict[int, str], record: dict[str, Any]) -> Box:
@@ -82,10 +82,10 @@ def boxes(pieces: dict[int, str], record: dict[str, Any]) -> Box:
 
 def name(pieces: dict[int, str], token: int) -> str:
     """A token with its white space visible."""
-    return shortened(json.dumps(pieces[token], ensure_ascii=False)[1:-1].replace(" ", "␣"), MAX_CHARACTERS)
+    return shorten(json.dumps(pieces[token], ensure_ascii=False)[1:-1].replace(" ", "␣"), MAX_CHARACTERS)
 
 
-def shortened(text: str, characters: int) -> str:
+def shorten(text: str, characters: int) -> str:
     """A text that XML can hold, cut in front where it is long."""
     text = terminal.visible(text).encode(errors="replace").decode()
     return text if len(text) <= characters else f"…{text[1 - characters :]}"
@@ -109,7 +109,7 @@ def place(box: Box, lefts: list[float], depth: int, top: float) -> float:
     return max(next_top, top + ROW)
 
 
-def drawn(root: Box, before: str, bottom: float) -> bytes:
+def draw_picture(root: Box, before: str, bottom: float) -> bytes:
     """The picture, with a legend below the tree."""
     all_boxes, below = list(root.all()), bottom + MARGIN
     legend = [*LEGEND.items(), ("", NUMBERS)]

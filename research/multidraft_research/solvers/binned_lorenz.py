@@ -64,7 +64,7 @@ class Binned:
     edge: Float[Tensor, "*batch bins"]  # e_b
     plan: Schedule  # of bins
 
-    def rounded(self) -> Rows:
+    def rounding(self) -> Rows:
         """p - p'."""
         return (self.target - self.edge.gather(-1, self.bin) * self.draft).clamp_(min=0)
 
@@ -75,7 +75,7 @@ class Binned:
     def remainder(self) -> Rows:
         """R = p - r = (p - p') + (p' - r), in positive terms; of a bin, each token has its share."""
         of_bins = self.plan.remainder() / self.plan.draft.clamp(min=SMALLEST_NORMAL)
-        return self.rounded().add_(of_bins.gather(-1, self.bin).mul_(self.draft))
+        return self.rounding().add_(of_bins.gather(-1, self.bin).mul_(self.draft))
 
 
 def binned_schedule(

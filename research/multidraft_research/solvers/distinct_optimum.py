@@ -81,7 +81,7 @@ def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
     for _ in range(MAX_BOXES):
         if not boxes:
             return best
-        box = narrowed(boxes.pop(), target, draft)
+        box = narrow_box(boxes.pop(), target, draft)
         if box is None:
             continue
         center = (box.low + box.high) / 2
@@ -95,11 +95,11 @@ def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
     raise RuntimeError(f"{MAX_BOXES:,} boxes were not enough for a set within {ACCURACY:g} of the best")
 
 
-def narrowed(box: Box, target: Target, draft: Drafts) -> Box | None:
+def narrow_box(box: Box, target: Target, draft: Drafts) -> Box | None:
     """Decide tokens and shrink the box as long as one helps the other; None if no best set is in it."""
     while True:
         p, q = target[box.undecided], draft[:, box.undecided]
-        joins, goes = p < added(box.low, q), p > -added(box.high, -np.minimum(q, box.high[:, None]))
+        joins, goes = p < product_gain(box.low, q), p > -product_gain(box.high, -np.minimum(q, box.high[:, None]))
         if (joins & goes).any():
             return None
         into, undecided = box.undecided[joins], box.undecided[~(joins | goes)]
@@ -118,7 +118,7 @@ def lower_bound(box: Box, target: Target, draft: Drafts) -> float:
     """A cost that no set of the box falls below: linear around its center, with the remainder at its largest."""
     center, half = (box.low + box.high) / 2, (box.high - box.low) / 2
     g = slope(center)
-    curved = added(center, half[:, None])[0] - g @ half
+    curved = product_gain(center, half[:, None])[0] - g @ half
     gain = np.maximum(g @ draft[:, box.undecided] - target[box.undecided], 0.0).sum()
     return float(g @ center - center.prod() - curved - gain - (g @ box.draft_in - box.target_in))
 
@@ -130,7 +130,7 @@ def slope(masses: Masses) -> Masses:
     return before * after
 
 
-def added(masses: Masses, new_masses: Float[np.ndarray, "drafts some"]) -> Float[np.ndarray, " some"]:
+def product_gain(masses: Masses, new_masses: Float[np.ndarray, "drafts some"]) -> Float[np.ndarray, " some"]:
     """`prod_j (masses_j + more_j) - prod_j masses_j`, one draft at a time, so that small terms do not cancel."""
     product, difference = 1.0, np.zeros(new_masses.shape[1])
     for mass, extra in zip(masses, new_masses, strict=True):

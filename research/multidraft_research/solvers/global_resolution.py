@@ -104,11 +104,11 @@ def global_resolution(
             failure = f"a tolerance of {tolerance:g} takes {len(system.tokens)} tokens {name} H*, more than {limit}"
             return Resolution(split, outer, inner, score, failure)
     inside = float(draft[split.inside].sum())
-    outer = _solved(outer, target - split.residual, draft, drafts, 0, inside, tolerance, iterations)
-    inner = _solved(inner, target, draft, drafts, 1, 0.0, tolerance, iterations)
+    outer = _minimise(outer, target - split.residual, draft, drafts, 0, inside, tolerance, iterations)
+    inner = _minimise(inner, target, draft, drafts, 1, 0.0, tolerance, iterations)
     for system in (outer, inner):
         score[system.tokens] = system.score
-    return Resolution(split, outer, inner, score, _not_converged(outer, inner, tolerance))
+    return Resolution(split, outer, inner, score, _large_gradient(outer, inner, tolerance))
 
 
 def _outer_tokens(split: Split, draft: np.ndarray, drafts: int, tolerance: float) -> System:
@@ -131,7 +131,7 @@ def _inner_tokens(split: Split, draft: np.ndarray, drafts: int, tolerance: float
     return System(tokens[:size], float(left_out[size]))
 
 
-def _solved(
+def _minimise(
     system: System,
     demand: np.ndarray,
     draft: np.ndarray,
@@ -148,7 +148,7 @@ def _solved(
     return System(tokens, system.left_out, score, gradient, used)
 
 
-def _not_converged(outer: System, inner: System, tolerance: float) -> str | None:
+def _large_gradient(outer: System, inner: System, tolerance: float) -> str | None:
     """Which of the two gradients is too large, if any."""
     for name, system in (("outer", outer), ("inner", inner)):
         if system.gradient > 2 * tolerance:

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, optional
-from multidraft_research.solvers.moved import Moved, trimmed, upper_bound
-from multidraft_research.solvers.network import Network, merged
+from multidraft_research.solvers.moved import Moved, trim, upper_bound
+from multidraft_research.solvers.network import Network, merge_tuples
 
 MOST_VARIABLES = 1_000_000  # about 1 kB each in HiGHS
 EXACT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # HiGHS's smallest; 1e-7 if left
@@ -34,7 +34,7 @@ def optimal_by_linear_program(
     >>> optimal_by_linear_program(torch.tensor([0.25, 0.75]), torch.tensor([[0], [1]]), torch.tensor([0.5, 0.5]))
     0.75
     """
-    network = merged(tuples, probability)
+    network = merge_tuples(tuples, probability)
     return float(-_solve(target.double().numpy(), network).fun) if len(network.token) else 0.0
 
 
@@ -61,7 +61,7 @@ def linear_program(target: Float[np.ndarray, " vocab"], network: Network, second
         return Moved(network, np.zeros(0), 0.0)
     result = _solve(target, network, seconds)
     inside = result.ineqlin.marginals[: len(target)] < -0.5  # the dual's vertices are 0 or -1
-    return Moved(network, trimmed(result.x, target, network), upper_bound(target, network, inside))
+    return Moved(network, trim(result.x, target, network), upper_bound(target, network, inside))
 
 
 def _solve(target: np.ndarray, network: Network, seconds: float | None = None) -> Any:

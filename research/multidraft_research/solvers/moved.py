@@ -32,7 +32,7 @@ class Moved:
         """How far at most the acceptance rate is from the optimum."""
         return max(self.bound - self.value, 0.0)
 
-    def received(self, vocabulary: int) -> Float[np.ndarray, " vocab"]:
+    def token_mass(self, vocabulary: int) -> Float[np.ndarray, " vocab"]:
         """The mass that each token gets: `r` of docs/theory.md."""
         return np.bincount(self.network.token, self.mass, minlength=vocabulary)
 
@@ -45,7 +45,7 @@ def upper_bound(target: Float[np.ndarray, " vocab"], network: Network, inside: B
     return float(target[inside].sum() + network.probability[network.leaves(inside)].sum())
 
 
-def trimmed(
+def trim(
     mass: Float[np.ndarray, " edges"], target: Float[np.ndarray, " vocab"], network: Network
 ) -> Float[np.ndarray, " edges"]:
     """The nearest feasible point below: what a solver's tolerance let through is scaled away, so no rule is biased."""

@@ -96,12 +96,12 @@ def sets_of_draws(
     sets = np.empty((1, 0), dtype=np.int64)
     hits = np.full((1, draws + 1), elsewhere) ** np.arange(draws + 1)
     for _ in range(min(draws, len(weight))):
-        parent, sets = extended(sets, len(weight))
+        parent, sets = extend_sets(sets, len(weight))
         hits = _hit_one_more(hits[parent], weight[sets[:, -1]])
         yield sets, hits[:, draws]
 
 
-def extended(
+def extend_sets(
     sets: Int[np.ndarray, "sets tokens"], size: int
 ) -> tuple[Int[np.ndarray, " more"], Int[np.ndarray, "more tokens_plus_1"]]:
     """Every ascending set with every later token appended, and the set that each came from."""
@@ -123,10 +123,10 @@ def _hit_one_more(hits: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return result
 
 
-def merged(tuples: Int[Tensor, "tuples width"], probability: Float[Tensor, " tuples"]) -> Network:
+def merge_tuples(tuples: Int[Tensor, "tuples width"], probability: Float[Tensor, " tuples"]) -> Network:
     """The token sets of given tuples, of any law; -1 marks an empty position.
 
-    >>> merged(torch.tensor([[0, 1], [1, 0], [1, 1]]), torch.tensor([0.25, 0.25, 0.5])).token.tolist()
+    >>> merge_tuples(torch.tensor([[0, 1], [1, 0], [1, 1]]), torch.tensor([0.25, 0.25, 0.5])).token.tolist()
     [1, 0, 1]
     """
     rows = tuples.sort(-1).values

@@ -15,7 +15,7 @@ from multidraft.verification.laws.iid import Iid
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import Draft, Rows, Tuples, missing, next_target
 from multidraft_research.solvers.moved import Moved
-from multidraft_research.solvers.network import Network, iid_network, merged
+from multidraft_research.solvers.network import Network, iid_network, merge_tuples
 
 
 @runtime_checkable
@@ -58,15 +58,17 @@ class Plan:
 
 def by_solving(solver: Solver, target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:
     """The rule that follows from a solver of the relaxed problem."""
-    return planned(solver, target, draft, drafted, law)[0]
+    return rule_and_plans(solver, target, draft, drafted, law)[0]
 
 
-def planned(solver: Solver, target: Rows, draft: Draft, drafted: Tuples, law: Law) -> tuple[Outcome, list[Plan | None]]:
+def rule_and_plans(
+    solver: Solver, target: Rows, draft: Draft, drafted: Tuples, law: Law
+) -> tuple[Outcome, list[Plan | None]]:
     """The rule that follows from a solver of the relaxed problem, with the plan of every row."""
 
     def solve(p: Tensor, q: Tensor, count: int) -> Plan:
         moved = solver(p.numpy(), network_of(law, q, count), q.numpy(), count)
-        return Plan(moved, next_target_of(p.numpy(), (p.numpy() - moved.received(len(p))).clip(min=0)))
+        return Plan(moved, next_target_of(p.numpy(), (p.numpy() - moved.token_mass(len(p))).clip(min=0)))
 
     return row_by_row(solve, target, draft, drafted, law)
 
@@ -85,7 +87,7 @@ def row_by_row(
     nodes: list[AnySolved | None] = []
     for row in range(len(p)):
         count = int((x[row] >= 0).sum()) if law.draft_probability == 1 else law.drafts
-        row_draft = drawn_from(law, q[row], x[row] >= 0) if count else q[row]
+        row_draft = drafts_law(law, q[row], x[row] >= 0) if count else q[row]
         key = (p[row].numpy().tobytes(), row_draft.numpy().tobytes(), count)
         if count and key not in known:
             known[key] = solve(p[row], row_draft, count)
@@ -98,7 +100,7 @@ def row_by_row(
     return outcome, nodes
 
 
-def drawn_from(law: Law, draft: Tensor, filled: Bool[Tensor, " width"]) -> Tensor:
+def drafts_law(law: Law, draft: Tensor, filled: Bool[Tensor, " width"]) -> Tensor:
     """The draft distribution; for `distinct`, those of the filled positions, which go round when a node drew again."""
     if not law.per_draft_distributions or law.draft_probability < 1:
         return draft
@@ -119,7 +121,7 @@ def network_of(law: Law, draft: Draft, drafts: int | None = None) -> Network:
         return iid_network(q.numpy(), law.drafts if drafts is None else drafts, law.draft_probability)
     if law.per_draft_distributions and drafts is not None:
         law = replace(law, drafts=drafts)
-    return merged(*law.tuples(q))
+    return merge_tuples(*law.tuples(q))
 
 
 def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:

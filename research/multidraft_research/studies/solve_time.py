@@ -127,7 +127,7 @@ def measure_task(task: Task, recording: Recording, method: Method, limit: float,
     result = partial(Result, **asdict(task), optimum=float(optimal_iid(target, draft, task.n)))
     start = perf_counter()
     try:
-        seconds, facts = timed(method, target, draft, drafted, law)
+        seconds, facts = time_calls(method, target, draft, drafted, law)
     except tuple(STATUS) as error:
         return result(status=STATUS[type(error)], seconds=perf_counter() - start, reason=str(error))
     if seconds > limit:
@@ -135,7 +135,7 @@ def measure_task(task: Task, recording: Recording, method: Method, limit: float,
     return result(status="solved", seconds=seconds, **asdict(facts()))
 
 
-def timed(
+def time_calls(
     method: Method, target: Tensor, draft: Tensor, drafted: Tensor, law: Iid
 ) -> tuple[float, Callable[[], Facts]]:
     """Shortest time of a few calls, of one where it takes long, the residual included; every call solves anew."""

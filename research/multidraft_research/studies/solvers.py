@@ -21,7 +21,7 @@ from multidraft_research.solvers import linear_program, max_flow
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure
 from multidraft_research.solvers.network import Network, edges_of, iid_network
 from multidraft_research.solvers.outer_residuals import outer_residuals
-from multidraft_research.solvers.solved import Plan, Solver, planned, row_by_row
+from multidraft_research.solvers.solved import Plan, Solver, row_by_row, rule_and_plans
 
 MOST_NUMBERS = 1_100_000  # tuples times tokens, or pairs of a set and a token, that are summed over
 TOLERANCES = ("1e-2", "1e-3", "1e-4")
@@ -51,7 +51,7 @@ def variation(law: Float[np.ndarray, " vocabulary"], target: Float[np.ndarray, "
     return float(np.abs(difference).sum() + abs(difference.sum())) / 2
 
 
-def closed(rule: Rule, rate: Formula) -> Method:
+def closed_form(rule: Rule, rate: Formula) -> Method:
     """A rule that needs no solution, with its formula."""
 
     def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
@@ -74,7 +74,7 @@ def by_network(solver: Solver) -> Method:
     """A solver of the problem on drafted sets, whose moved mass says all."""
 
     def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
-        outcome, plans = planned(solver, target[None], draft[None], drafted[None], law)
+        outcome, plans = rule_and_plans(solver, target[None], draft[None], drafted[None], law)
         return outcome, lambda: planned_facts(plans[0], target.numpy())
 
     return method
@@ -83,7 +83,7 @@ def by_network(solver: Solver) -> Method:
 def planned_facts(plan: Plan | None, target: Float[np.ndarray, " vocabulary"]) -> Facts:
     """From the mass that every token receives."""
     assert plan is not None  # a tuple was drafted
-    received = plan.moved.received(len(target))
+    received = plan.moved.token_mass(len(target))
     emitted = received + (1 - received.sum()) * plan.next_target
     return Facts(plan.moved.value, variation(emitted, target), "mass moved")
 
@@ -126,11 +126,11 @@ def resolution_facts(
     assert node is not None  # a tuple was drafted
     if edges_of(len(draft), drafts) > MOST_NUMBERS:
         return Facts(node.resolution.split.optimum - node.resolution.loss, node.deviation / 2, "bound")
-    received, emitted = enumerated(node, draft, drafts)
+    received, emitted = enumerate_sets(node, draft, drafts)
     return Facts(float(received.sum()), variation(emitted, target), "enumeration")
 
 
-def enumerated(
+def enumerate_sets(
     node: Node, draft: Float[np.ndarray, " vocabulary"], drafts: int
 ) -> tuple[Float[np.ndarray, " vocabulary"], Float[np.ndarray, " vocabulary"]]:
     """What Global Resolution accepts of every token, and the law of what it emits, over every drafted set."""
@@ -152,7 +152,7 @@ def sets(network: Network) -> Iterator[tuple[Int[np.ndarray, "sets some"], Float
 def methods(seconds: float) -> dict[str, Method]:
     """Every method by name; the linear program stops itself after so many seconds, the others cannot."""
     return {
-        "lorenz": closed(lorenz.lorenz, lorenz.rate_of_lorenz),
+        "lorenz": closed_form(lorenz.lorenz, lorenz.rate_of_lorenz),
         "max_flow": by_network(lambda p, network, q, n: max_flow.max_flow(p, network)),
         "reduced_max_flow": by_network(
             lambda p, network, q, n: max_flow.reduced_max_flow(p, network, outer_residuals(p, q, n).inside)
@@ -160,7 +160,7 @@ def methods(seconds: float) -> dict[str, Method]:
         "linear_program": by_network(lambda p, network, q, n: linear_program.linear_program(p, network, seconds)),
         **{f"global_resolution {tolerance}": resolution(float(tolerance)) for tolerance in TOLERANCES},
         "global_resolution 1e-3 patient": resolution(1e-3, patient=True),
-        "k_sequential": closed(in_turn.k_sequential, in_turn.rate_of_k_sequential),
-        "recursive_rejection": closed(in_turn.recursive_rejection, in_turn.rate_of_rejection),
-        "naive": closed(naive, rate_of_iid),
+        "k_sequential": closed_form(in_turn.k_sequential, in_turn.rate_of_k_sequential),
+        "recursive_rejection": closed_form(in_turn.recursive_rejection, in_turn.rate_of_rejection),
+        "naive": closed_form(naive, rate_of_iid),
     }

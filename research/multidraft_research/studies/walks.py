@@ -83,7 +83,7 @@ def one_case(s: Scheme, tree: Tree, vocabulary: int, seed: int) -> tuple[dict[st
         return target((*PROMPT, *tokens))
 
     bound = tree_bound(realised_trees(forest), conditional, vocabulary)
-    return {name: accepted(forest, way[0], walk) for name, walk in WALKERS.items()}, bound
+    return {name: accepted_tokens(forest, way[0], walk) for name, walk in WALKERS.items()}, bound
 
 
 def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Conditional]:
@@ -92,7 +92,7 @@ def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Co
     return target, lambda prefix: (target(prefix) + noise(prefix)) / 2
 
 
-def accepted(forest: Forest, config: DecodeConfig, walk: Walker) -> float:
+def accepted_tokens(forest: Forest, config: DecodeConfig, walk: Walker) -> float:
     """The expected number of accepted tokens, exactly: over every tree and every answer to every coin."""
     walk_results = all_walk_results(forest.targets, config, walk)
     return sum(forest.probability[tree] * chance * len(walk_result.path) for tree, chance, walk_result in walk_results)

@@ -30,7 +30,7 @@ class Conversation(NamedTuple):
     places: list[int] | None = None  # of the tokens that are trained on; None for all behind `first`
 
     @property
-    def trained(self) -> list[int]:
+    def trained_places(self) -> list[int]:
         """The places of the tokens that are trained on."""
         return [*range(self.first + 1, len(self.tokens))] if self.places is None else self.places
 
@@ -78,7 +78,7 @@ def with_distributions(
     model: PreTrainedModel, conversation: Conversation, states: Float[Tensor, "length width"]
 ) -> Text:
     """One text with its model's distribution, from its last states, at each place that is trained on."""
-    places = np.array(conversation.trained, np.int64)
+    places = np.array(conversation.trained_places, np.int64)
     logits = logits_of(model, states[places - 1])
     values, ids = logits.topk(min(TOP_TOKENS, logits.shape[-1]))
     logs = values - logits.logsumexp(-1, keepdim=True)

@@ -49,7 +49,7 @@ class TrainingSettings:
             raise AdviceError(f"the capture has {prompts} prompts, of which none is left to train on; capture more")
         return range(count), range(count, prompts)
 
-    def chosen(self, step: int, training: range) -> list[int]:
+    def choose_prompts(self, step: int, training: range) -> list[int]:
         """The prompts of a step; they depend on seed and step alone, so that a resumed run sees the same."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         return torch.randint(len(training), (self.batch,), generator=generator).tolist()
@@ -63,7 +63,7 @@ def distil(draft: PreTrainedModel, capture: Capture, settings: TrainingSettings,
     first = load_checkpoint(checkpoint, model, [optimizer])
     for step in tqdm(range(first, settings.steps), initial=first, total=settings.steps, desc="distilling", unit="step"):
         optimizer.zero_grad(set_to_none=True)
-        for index in settings.chosen(step, training):
+        for index in settings.choose_prompts(step, training):
             (loss_of(model, capture.shard(index)) / settings.batch).backward()
         optimizer.step()
         if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
@@ -87,10 +87,12 @@ def gains(draft: PreTrainedModel, capture: Capture, settings: TrainingSettings) 
         shard = capture.shard(index)
         logits = logits_at(draft, shard.prompt.tolist(), shard.tokens.tolist())
         theirs = resize(logits, capture.vocabulary)
-        yield capture.entries[index].id, list(compared(shard, theirs, torch.Generator().manual_seed(index)))
+        yield capture.entries[index].id, list(compare_drafts(shard, theirs, torch.Generator().manual_seed(index)))
 
 
-def compared(shard: Shard, draft: Float[Tensor, "positions vocabulary"], generator: torch.Generator) -> Iterator[Cell]:
+def compare_drafts(
+    shard: Shard, draft: Float[Tensor, "positions vocabulary"], generator: torch.Generator
+) -> Iterator[Cell]:
     """Rates with both drafts, and how far the second is above the first, position by position."""
     target = distribution(shard.recording.target.double())
     for count in COUNTS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft_research.studies.on_captures.rates import RATE, compared, panels
+from multidraft_research.studies.on_captures.rates import RATE, compare_schemes, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Study
 
@@ -12,7 +12,7 @@ ALL = "all"
 
 def measure(part: Captured) -> Iterator[Cell]:
     """Every prompt counts for its task, and for all of them."""
-    for cell in compared(part, TEMPERATURE, DRAFTS, ALL):
+    for cell in compare_schemes(part, TEMPERATURE, DRAFTS, ALL):
         yield cell
         yield cell._replace(column=part.task.split("/")[0] or "no task")
 

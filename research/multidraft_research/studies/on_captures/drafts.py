@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft_research.studies.on_captures.rates import GAP, RATE, compared, panels
+from multidraft_research.studies.on_captures.rates import GAP, RATE, compare_schemes, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Study
 
@@ -12,7 +12,7 @@ TEMPERATURE, COUNTS = 0.7, (1, 2, 3, 4, 6, 8)
 def measure(part: Captured) -> Iterator[Cell]:
     """A column for each number of drafts."""
     for drafts in COUNTS:
-        yield from compared(part, TEMPERATURE, drafts, float(drafts))
+        yield from compare_schemes(part, TEMPERATURE, drafts, float(drafts))
 
 
 STUDY = Study(

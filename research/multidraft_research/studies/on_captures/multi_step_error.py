@@ -15,7 +15,7 @@ from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from multidraft_research.studies.on_captures.rates import PERCENT, pair_at
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Panel, Study
-from multidraft_research.studies.solvers import enumerated
+from multidraft_research.studies.solvers import enumerate_sets
 
 TOP_K, DRAFTS, TOLERANCES, LENGTHS = 10, 3, (1e-2, 1e-3), (1, 2, 4, 8)
 DEVIATION, FAILURES = "deviation", "failures"
@@ -42,7 +42,7 @@ def law(
 ) -> Float[np.ndarray, " vocabulary"] | None:
     """What the rule emits, over every set of drafts; None where it fails, and the target's own draw is emitted."""
     node = rule.node(target, draft, DRAFTS)
-    return None if node.resolution.failure else enumerated(node, draft, DRAFTS)[1]
+    return None if node.resolution.failure else enumerate_sets(node, draft, DRAFTS)[1]
 
 
 def deviations(

@@ -28,7 +28,7 @@ PERCENT = 100.0
 
 
 def panels(columns: str) -> dict[str, Panel]:
-    """How `compared` is shown."""
+    """How `compare_schemes` is shown."""
     return {
         RATE: Panel("acceptance rate, %", columns, PERCENT),
         GAP: Panel("acceptance less the optimum, points", columns, PERCENT),
@@ -41,17 +41,17 @@ def pair_at(
     """Target and draft distributions; at temperature 0 the draft still tells so many `ranks` apart."""
     target, draft = (logits.double() for logits in (recording.target, recording.draft))
     if temperature == 0:
-        return distribution(target, 0), ranked(draft, ranks)
+        return distribution(target, 0), rank_tokens(draft, ranks)
     return distribution(target, temperature), distribution(draft, temperature, top_k)
 
 
-def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tensor, "*batch vocabulary"]:
+def rank_tokens(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tensor, "*batch vocabulary"]:
     """A draft distribution for temperature 0: nearly all on the top token, a vanishing rest on the runners-up in order.
 
     It is the limit of falling temperature in a form that still tells the second most likely token from the third, so
     that laws without duplicates draft the `count` top tokens. The target is one-hot, and any draft leaves it exact.
 
-    >>> ranked(torch.tensor([0.0, 2.0, 1.0]), 2)
+    >>> rank_tokens(torch.tensor([0.0, 2.0, 1.0]), 2)
     tensor([0.0000e+00, 1.0000e+00, 9.3132e-10])
     """
     top = logits.topk(min(count, logits.shape[-1]), -1).indices
@@ -59,7 +59,7 @@ def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tens
     return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
 
 
-def compared(part: Captured, temperature: float, drafts: int, column: str | float) -> Iterator[Cell]:
+def compare_schemes(part: Captured, temperature: float, drafts: int, column: str | float) -> Iterator[Cell]:
     """A column of the tables: every scheme, the optimum of every law, and how far schemes are below it."""
     best: dict[str, Tensor] = {}
     for name in (*COMPARED, *part.schemes):

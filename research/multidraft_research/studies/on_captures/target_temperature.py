@@ -34,12 +34,12 @@ def measure(part: Captured) -> Iterator[Cell]:
                 yield entry(RATE, f"{row(k)}, {n} drafts", temperature, optimal_iid(target, cut, n))
         for k, n in SOLVED:
             if k <= target.shape[-1]:
-                yield from solved(
+                yield from measure_solver(
                     target[:POSITIONS], distribution(draft[:POSITIONS]), k, n, temperature, part.generator
                 )
 
 
-def solved(
+def measure_solver(
     target: Tensor, draft: Tensor, k: int, n: int, temperature: float, generator: torch.Generator
 ) -> Iterator[Cell]:
     """How often it fails, and how long a token takes whether it does or not."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft_research.studies.on_captures.rates import RATE, compared, panels
+from multidraft_research.studies.on_captures.rates import RATE, compare_schemes, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Study
 
@@ -12,7 +12,7 @@ TEMPERATURES, DRAFTS = (0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0), 3
 def measure(part: Captured) -> Iterator[Cell]:
     """The text is the one that was captured, whatever the temperature; the paper draws it anew."""
     for temperature in TEMPERATURES:
-        yield from compared(part, temperature, DRAFTS, temperature)
+        yield from compare_schemes(part, temperature, DRAFTS, temperature)
 
 
 STUDY = Study(

@@ -26,7 +26,7 @@ from multidraft.verification.registry import scheme
 from multidraft.zoo import FOLDER, Pair
 from multidraft_research.studies.on_models.gains import ALL, gains
 from multidraft_research.studies.on_models.tree_search import menu, speed
-from multidraft_research.studies.on_models.trials import Trial, tried
+from multidraft_research.studies.on_models.trials import Trial, try_step
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Panel, Study
 from multidraft_research.tuning.measuring import requests_for, texts
@@ -47,7 +47,7 @@ def measure(decoding: Decoding) -> Iterator[Cell]:
     for name, subject in subjects(decoding.pair).items():
         for temperature in TEMPERATURES:
             policies = policies_for(decoding.pair, name, temperature)
-            for trials in compared(decoding, subject, policies, temperature):
+            for trials in compare_policies(decoding, subject, policies, temperature):
                 for policy, trial in trials.items():
                     yield from cells(f"{name}, {decoding.passage.task}", policy, temperature, trial)
 
@@ -56,10 +56,10 @@ def cells(panel: str, shape: str, temperature: float, trial: Trial) -> Iterator[
     """Tokens and time at all costs."""
     for level, node in COSTS:
         time = costs_of(level, node).seconds(trial.work)
-        yield Cell(panel, f"{named(level, node)}|{shape}", temperature, trial.tokens, time)
+        yield Cell(panel, f"{costs_name(level, node)}|{shape}", temperature, trial.tokens, time)
 
 
-def named(level: float, node: float) -> str:
+def costs_name(level: float, node: float) -> str:
     """What costs are called."""
     return f"level {level:g}, node {node:g}"
 
@@ -78,7 +78,7 @@ def subjects(pair: Pair) -> dict[str, MeasuredPair]:
 @cache
 def policies_for(pair: Pair, drafter: str, temperature: float) -> dict[str, TreePolicy]:
     """The best fixed trees for all costs, and for each of them trees that grow by it."""
-    rates, policies = learnt(subjects(pair)[drafter], temperature), dict[str, TreePolicy]()
+    rates, policies = learn_rates(subjects(pair)[drafter], temperature), dict[str, TreePolicy]()
     for level, node in COSTS:
         costs = costs_of(level, node)
         trees = menu(rates, costs, 1, NODES, LEVELS)
@@ -86,12 +86,12 @@ def policies_for(pair: Pair, drafter: str, temperature: float) -> dict[str, Tree
         policies |= {tree.name or "none": StaticTree(tree) for tree in trees[:BEST]}
         growing = Growing(NODES, LEVELS)
         growing.price(rates, costs, speed(trees[0], rates, costs, 1))
-        policies[f"grows by {named(level, node)}"] = growing
+        policies[f"grows by {costs_name(level, node)}"] = growing
     return policies
 
 
 @torch.inference_mode()
-def learnt(subject: MeasuredPair, temperature: float) -> Rates:
+def learn_rates(subject: MeasuredPair, temperature: float) -> Rates:
     """The acceptance in steps after the subject's prompts."""
     tracker, policy = AcceptanceTracker(), StaticTree(Tree.parse(LEARNT_WITH))
     for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):
@@ -111,7 +111,7 @@ def costs_of(level: float, node: float) -> Costs:
 
 
 @torch.inference_mode()
-def compared(
+def compare_policies(
     decoding: Decoding, subject: MeasuredPair, policies: dict[str, TreePolicy], temperature: float
 ) -> Iterator[dict[str, Trial]]:
     """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
@@ -122,7 +122,7 @@ def compared(
     state = read_whole(requests, subject.target, subject.draft, config, policies[largest])
     end = state.rows[0].position + decoding.new_tokens
     while state.rows[0].position < end:
-        yield {name: tried(state, config, policy) for name, policy in policies.items()}
+        yield {name: try_step(state, config, policy) for name, policy in policies.items()}
         for _ in range(APART):
             state, _ = step(state, config, between)
 

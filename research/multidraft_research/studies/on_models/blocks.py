@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
+from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decode_prompt, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Finding, Study
 
@@ -12,11 +12,11 @@ WAYS = {"SpecTr": ("iid:k_sequential", "commit"), "ours": ("iid:lorenz", "deferr
 
 def measure(decoding: Decoding) -> Iterator[Cell]:
     """The paper's algorithm, which is speculative decoding with one path, and ours over the same drafts."""
-    plain = decoded(decoding, TEMPERATURE, drafts=False)
+    plain = decode_prompt(decoding, TEMPERATURE, drafts=False)
     for length in LENGTHS:
         for paths in PATHS:
             for name, (scheme, walk) in (WAYS | {name: (name, "commit") for name in decoding.schemes}).items():
-                info = decoded(decoding, TEMPERATURE, scheme=scheme, tree=f"{paths} paths of {length}", walk=walk)
+                info = decode_prompt(decoding, TEMPERATURE, scheme=scheme, tree=f"{paths} paths of {length}", walk=walk)
                 yield from cells(row(name, length), float(paths), info, plain)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft_research.studies.on_models.runs import EFFICIENCY, SPEED, cells, decoded, panels
+from multidraft_research.studies.on_models.runs import EFFICIENCY, SPEED, cells, decode_prompt, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Finding, Study
 
@@ -16,9 +16,9 @@ SCHEME, TEMPERATURES = "without_replacement:recursive_rejection", (0.0, 1.0)
 def measure(decoding: Decoding) -> Iterator[Cell]:
     """The paper's algorithm over every configuration, its chains being ordinary speculative decoding."""
     for temperature in TEMPERATURES:
-        plain = decoded(decoding, temperature, drafts=False)
+        plain = decode_prompt(decoding, temperature, drafts=False)
         for tree in (*CHAINS, *PAIRS, *LONGER):
-            info = decoded(decoding, temperature, scheme=SCHEME, tree=tree, walk="commit")
+            info = decode_prompt(decoding, temperature, scheme=SCHEME, tree=tree, walk="commit")
             yield from cells(row(temperature), tree, info, plain)
 
 

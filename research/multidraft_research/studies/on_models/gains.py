@@ -11,10 +11,10 @@ Shapes = dict[str, Sums]
 
 def gains(sums_by_place: dict[Place, Sums]) -> dict[Place, Sums]:
     """From tokens and time of every shape, `costs|shape` in a row, to the gain of those that grow, kind by kind."""
-    return {place: gain(shapes) for place, shapes in grouped(sums_by_place).items()}
+    return {place: gain(shapes) for place, shapes in group_shapes(sums_by_place).items()}
 
 
-def grouped(sums_by_place: dict[Place, Sums]) -> dict[Place, Shapes]:
+def group_shapes(sums_by_place: dict[Place, Sums]) -> dict[Place, Shapes]:
     """All shapes at one place of the tables; beside every kind of text there are all prompts."""
     places: dict[Place, Shapes] = defaultdict(lambda: defaultdict(dict))
     for (panel, row, column), sums_of_place in sums_by_place.items():
@@ -29,15 +29,15 @@ def gain(shapes: Shapes) -> Sums:
 
     Prompts move it by what they move each speed, to first order: these pseudo-values have it as their average.
     """
-    growing = chosen({name: prompts for name, prompts in shapes.items() if name.startswith(GROWS)})
-    fixed = chosen({name: prompts for name, prompts in shapes.items() if not name.startswith(GROWS)})
+    growing = choose_shapes({name: prompts for name, prompts in shapes.items() if name.startswith(GROWS)})
+    fixed = choose_shapes({name: prompts for name, prompts in shapes.items() if not name.startswith(GROWS)})
     above, below = value_of(growing), value_of(fixed)
     up, down, count = influences(growing), influences(fixed), len(fixed)
     ratio = above / below
     return {prompt: (ratio * (1 + count * (up[prompt] / above - down[prompt] / below)), 1.0) for prompt in fixed}
 
 
-def chosen(shapes: Shapes) -> Sums:
+def choose_shapes(shapes: Shapes) -> Sums:
     """What every prompt adds with the shape that is fastest on all the others; one prompt alone chooses for itself."""
     totals = {name: [sum(part) for part in zip(*by_prompt.values(), strict=True)] for name, by_prompt in shapes.items()}
     prompts = next(iter(shapes.values()))

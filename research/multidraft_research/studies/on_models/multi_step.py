@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
+from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decode_prompt, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Finding, Study
 
@@ -16,11 +16,11 @@ WAYS = {
 
 def measure(decoding: Decoding) -> Iterator[Cell]:
     """Where Global Resolution fails, its rule emits what the target draws, as in the paper."""
-    plain = decoded(decoding, TEMPERATURE, drafts=False)
+    plain = decode_prompt(decoding, TEMPERATURE, drafts=False)
     for paths in PATHS:
         tree = f"{paths} paths of {LENGTH}"
         for name, (scheme, walk) in WAYS.items():
-            info = decoded(decoding, TEMPERATURE, scheme=scheme, tree=tree, walk=walk, draft_top_k=TOP_K)
+            info = decode_prompt(decoding, TEMPERATURE, scheme=scheme, tree=tree, walk=walk, draft_top_k=TOP_K)
             yield from cells(name, float(paths), info, plain)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from multidraft_research.studies.on_captures.randomised import PROBABILITIES
-from multidraft_research.studies.on_models.runs import SPEED, cells, decoded, panels
+from multidraft_research.studies.on_models.runs import SPEED, cells, decode_prompt, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Finding, Study
 
@@ -12,9 +12,9 @@ SCHEME, ROW = "iid:lorenz", "one draft"
 
 def measure(decoding: Decoding) -> Iterator[Cell]:
     """The draft model is not run where nothing is drafted."""
-    plain = decoded(decoding, 1.0, drafts=False)
+    plain = decode_prompt(decoding, 1.0, drafts=False)
     for a in PROBABILITIES:
-        info = decoded(decoding, 1.0, scheme=f"{SCHEME},draft_probability={a:g}", tree="1", walk="commit")
+        info = decode_prompt(decoding, 1.0, scheme=f"{SCHEME},draft_probability={a:g}", tree="1", walk="commit")
         yield from cells(ROW, a, info, plain)
 
 

@@ -26,7 +26,7 @@ def panels(columns: str, base: str = "") -> dict[str, Panel]:
     return shown | ({FEWER: Panel(f"target passes of {base} over its own", columns)} if base else {})
 
 
-def decoded(decoding: Decoding, temperature: float, drafts: bool = True, **how: Any) -> Info:
+def decode_prompt(decoding: Decoding, temperature: float, drafts: bool = True, **how: Any) -> Info:
     """Decode the prompt to the number of tokens asked for, whatever they are."""
     warm_up(decoding.pair)
     _, info = generate(

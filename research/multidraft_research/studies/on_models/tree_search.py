@@ -44,7 +44,7 @@ def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int
 
 def menu(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> list[Tree]:
     """A few trees to choose from: none, chains, common ones, and the best for harder and easier texts."""
-    best = [best_tree(eased(rates, ease), costs, rows, nodes, depth)[0] for ease in EASES]
+    best = [best_tree(ease_rates(rates, ease), costs, rows, nodes, depth)[0] for ease in EASES]
     return list(dict.fromkeys([*common(nodes, depth), *best]))
 
 
@@ -61,11 +61,11 @@ def trees_at(rates: Rates, costs: Costs, rho: float | int, nodes: int, depth: in
     for price in PRICES:
         node, read = price * rho * costs.node, price * rho * costs.read
         for levels in LEVELS:
-            if levels <= depth and 1 < len(tree := planned(rates, below, levels, node, read)) <= nodes + 1:
+            if levels <= depth and 1 < len(tree := plan_tree(rates, below, levels, node, read)) <= nodes + 1:
                 yield tree
 
 
-def eased(rates: Rates, exponent: float | int) -> Rates:
+def ease_rates(rates: Rates, exponent: float | int) -> Rates:
     """The rates of a text in which drafts are found more easily, by an exponent above one."""
     return replace(rates, missing=rates.missing**exponent)
 
@@ -76,7 +76,7 @@ def steps_below(rates: Rates) -> Int[np.ndarray, "drafts ranks"]:
     return np.minimum(np.rint(-FINE * np.log(np.maximum(reach, 1e-9))), STEPS).astype(int)
 
 
-def planned(
+def plan_tree(
     rates: Rates, below: Int[np.ndarray, "drafts ranks"], levels: int, node: float | int, read: float | int
 ) -> Tree:
     """The tree of at most so many levels that is worth most, where nodes and nodes that are read have prices in tokens.
@@ -91,10 +91,10 @@ def planned(
         worth = REACH * np.array(rates.average)[:, None] - prices[:, None] + children
         choices.insert(0, worth.argmax(0))
         value[:STEPS] = worth.max(0)
-    return grown(below, choices)
+    return grow_tree(below, choices)
 
 
-def grown(below: Int[np.ndarray, "drafts ranks"], choices: list[Int[np.ndarray, " reaches"]]) -> Tree:
+def grow_tree(below: Int[np.ndarray, "drafts ranks"], choices: list[Int[np.ndarray, " reaches"]]) -> Tree:
     """The tree that the choices by depth and reach make, from the root on."""
     drafts, places = list[int](), [(0, 0)]
     for depth, step in places:  # which grows meanwhile

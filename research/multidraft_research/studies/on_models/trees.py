@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from multidraft.verification.registry import scheme
-from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
+from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decode_prompt, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Finding, Study
 
@@ -27,14 +27,14 @@ WALKS = ("commit", "deferred")
 def measure(decoding: Decoding) -> Iterator[Cell]:
     """Every scheme and walk over every tree; SpecHub takes two drafts at every node."""
     for temperature in TEMPERATURES:
-        plain = decoded(decoding, temperature, drafts=False)
+        plain = decode_prompt(decoding, temperature, drafts=False)
         for name, tree in TREES.items():
-            base = decoded(decoding, temperature, scheme=BASE, tree=tree, walk=WALKS[0])
+            base = decode_prompt(decoding, temperature, scheme=BASE, tree=tree, walk=WALKS[0])
             schemes = [s for s in SCHEMES if name == "2x2x2x2" or not s.startswith("spechub")]
             for rule in (*schemes, *decoding.schemes):
                 for walk in walks_of(rule):
                     again = (rule, walk) == (BASE, WALKS[0])
-                    info = base if again else decoded(decoding, temperature, scheme=rule, tree=tree, walk=walk)
+                    info = base if again else decode_prompt(decoding, temperature, scheme=rule, tree=tree, walk=walk)
                     yield from cells(f"{rule}, {walk}", column(name, temperature), info, plain, base)
 
 

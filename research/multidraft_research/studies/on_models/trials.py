@@ -23,7 +23,7 @@ class Trial(NamedTuple):
 
 
 @torch.inference_mode()
-def tried(state: State, config: DecodeConfig, policy: TreePolicy) -> Trial:
+def try_step(state: State, config: DecodeConfig, policy: TreePolicy) -> Trial:
     """A step of one row that is not made: both models are as they were, but for the random numbers that were taken."""
     drafted = draft_tree(state, config, policy)
     [tokens] = expected_tokens(score(state, drafted), config)

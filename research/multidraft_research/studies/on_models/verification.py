@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from multidraft.decoding.tree import Tree
 from multidraft_research.studies.on_models.latency import seconds
-from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
+from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decode_prompt, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Finding, Panel, Study
 
@@ -20,10 +20,10 @@ ATTENTION = "attention"
 
 def measure(decoding: Decoding) -> Iterator[Cell]:
     """Every rule over every tree, and a target pass over its nodes or over all its paths side by side."""
-    plain = decoded(decoding, TEMPERATURE, drafts=False)
+    plain = decode_prompt(decoding, TEMPERATURE, drafts=False)
     for tree in TREES:
         for name, scheme in (SCHEMES | {name: name for name in decoding.schemes}).items():
-            info = decoded(decoding, TEMPERATURE, scheme=scheme, tree=tree, walk="commit")
+            info = decode_prompt(decoding, TEMPERATURE, scheme=scheme, tree=tree, walk="commit")
             yield from cells(name, tree, info, plain)
         nodes, paths, depth = size(tree)
         together = seconds(decoding.pair.target, decoding.passage.tokens, nodes, 1)

@@ -16,10 +16,10 @@ class Printed:
     rows: list[list[str]]
 
 
-def printed(name: str) -> Printed:
+def printed_table(name: str) -> Printed:
     """A table by the name of its file.
 
-    >>> printed("spectr_table_1").rows[-1]
+    >>> printed_table("spectr_table_1").rows[-1]
     ['SpecTr', '8', '8', '4.0', '2.13']
     """
     where, *lines = Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8").splitlines()

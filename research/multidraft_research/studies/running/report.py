@@ -58,7 +58,7 @@ def section(name: str, results: Results, picture: bytes) -> Iterator[str]:
     yield f"<p>{escape(results.settings['about'])} ({escape(results.study.paper)})</p>"
     image = b64encode(shorter(picture)).decode()
     yield f'<figure><img alt="{name}" src="data:image/svg+xml;base64,{image}"></figure>'
-    for title, head, rows in results.shown():
+    for title, head, rows in results.printed_tables():
         kind = "printed" if title.startswith("Printed") else "ours"
         yield f'<div class="wide {kind}">{table(title, head, rows)}</div>'
     yield "</details>"

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from multidraft.io.journal import Record
-from multidraft_research.studies.printed.tables import printed
+from multidraft_research.studies.printed.tables import printed_table
 from multidraft_research.studies.running import charts
 from multidraft_research.studies.running.cells import Estimate, Place, Sums, ratio, sums
-from multidraft_research.studies.running.study import Judged, Study, judged
+from multidraft_research.studies.running.study import Judged, Study, judge_findings
 from multidraft_research.studies.running.tables import Table, as_data, tables
 
 FINDINGS = ["finding", "on this pair", "difference", "95 % interval"]
@@ -40,14 +40,14 @@ class Results:
         return list(tables(self.study.panels, self.estimates))
 
     @property
-    def judged(self) -> list[Judged]:
+    def verdicts(self) -> list[Judged]:
         """What became of every finding."""
-        return judged(self.study, self.sums_by_place)
+        return judge_findings(self.study, self.sums_by_place)
 
     @property
     def findings(self) -> list[list[str]]:
         """A row for each finding, with the paired difference in the units of its table."""
-        return [self.row(finding) for finding in self.judged]
+        return [self.row(finding) for finding in self.verdicts]
 
     def row(self, finding: Judged) -> list[str]:
         """What became of a finding."""
@@ -62,20 +62,20 @@ class Results:
         """The picture, in both formats."""
         return charts.draw(self.tables, folder, name, self.study.cases)
 
-    def shown(self) -> Iterator[Shown]:
+    def printed_tables(self) -> Iterator[Shown]:
         """Tables of strings: ours, the findings, the paper's."""
         for table in self.tables:
             yield (f"{table.panel.title} (measured here)", *table.strings())
-        if self.judged:
+        if self.verdicts:
             yield f"What {self.study.paper} reports, on this pair", FINDINGS, self.findings
         for name in self.study.printed:
-            theirs = printed(name)
+            theirs = printed_table(name)
             yield f"Printed in {theirs.where}: other models, other hardware", theirs.columns, theirs.rows
 
     def as_data(self) -> dict[str, Any]:
         """All of it for scripts."""
         return self.settings | {
             "entries": as_data(self.estimates),
-            "findings": [asdict(finding) for finding in self.judged],
-            "printed_in_the_paper": [asdict(printed(name)) for name in self.study.printed],
+            "findings": [asdict(finding) for finding in self.verdicts],
+            "printed_in_the_paper": [asdict(printed_table(name)) for name in self.study.printed],
         }

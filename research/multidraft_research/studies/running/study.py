@@ -80,7 +80,7 @@ class Judged:
     verdict: str
 
 
-def judged(study: Study, sums_by_place: dict[Place, Sums]) -> list[Judged]:
+def judge_findings(study: Study, sums_by_place: dict[Place, Sums]) -> list[Judged]:
     """Every finding whose entries there are, for the same prompts."""
     keys = {place: sums_of_place.keys() for place, sums_of_place in sums_by_place.items()}
     known = [f for f in study.findings if f.above in keys and keys[f.above] == keys.get(f.below)]

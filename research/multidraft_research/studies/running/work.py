@@ -8,7 +8,7 @@ import torch
 
 from multidraft.io.journal import Record
 from multidraft_research.captures.folder import Capture
-from multidraft_research.captures.work import Load, Passage, loaded
+from multidraft_research.captures.work import Load, Passage, load_once
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Decoding
 
@@ -28,7 +28,9 @@ class OverCapture:
         capture = Capture.open(self.folder)
         generator = torch.Generator().manual_seed(self.seed * SEEDS_APART + job)
         entry, shard = capture.entries[job], capture.shard(job)
-        part = Captured(shard.recording, entry.task, generator, shard.tokens if capture.drawn else None, self.schemes)
+        part = Captured(
+            shard.recording, entry.task, generator, shard.tokens if capture.is_drawn else None, self.schemes
+        )
         return {"id": entry.id, "cells": list(self.measure(part))}
 
 
@@ -45,5 +47,5 @@ class OverModels:
 
     def __call__(self, job: int) -> Record:
         passage = self.passages[job]
-        decoding = Decoding(loaded(self.load), passage, self.new_tokens, self.seed * SEEDS_APART + job, self.schemes)
+        decoding = Decoding(load_once(self.load), passage, self.new_tokens, self.seed * SEEDS_APART + job, self.schemes)
         return {"id": passage.id, "cells": list(self.measure(decoding))}

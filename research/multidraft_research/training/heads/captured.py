@@ -154,7 +154,7 @@ def check_texts(path: Path, conversations: Sequence[Conversation]) -> None:
     """Raise unless a shard, which may be of a run before, holds these texts."""
     with safe_open(str(path), "pt") as shard:
         known = [(fields["id"], *fields["sizes"]) for fields in json.loads(shard.metadata()["texts"])]
-    if known != [(text.about["id"], len(text.tokens), len(text.trained)) for text in conversations]:
+    if known != [(text.about["id"], len(text.tokens), len(text.trained_places)) for text in conversations]:
         raise AdviceError(f"{str(path)!r} has states of other texts than these; choose another --out, or --states")
 
 

@@ -44,7 +44,7 @@ def capture(
     on how many there are. Raises AdviceError where too few can be trained on.
     """
     texts = [captured.conversation_of(record, number, tokenizer) for number, record in enumerate(records)]
-    conversations = [text for text in texts if text.trained]
+    conversations = [text for text in texts if text.trained_places]
     held_out = min(HELD_OUT, len(conversations) // 12)
     if not held_out:
         raise AdviceError(too_few(len(conversations), len(texts)))
