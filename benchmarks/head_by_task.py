@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from multidraft_research.training.conversations import Conversation, in_fast_dtype
+from multidraft_research.training.conversations import TokenizedChat, in_fast_dtype
 from multidraft_research.training.heads import captured, train
 from multidraft_research.training.heads.captured import CapturedText
-from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
-from multidraft_research.training.small_draft import Vocabulary
+from multidraft_research.training.heads.drafts import Depths, TextBatch, draft_along
+from multidraft_research.training.small_draft import TokenSet
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print(json.dumps({"hardware": hardware(), "lines": lines})) if options.json else Console().print(table(lines))
 
 
-def read(prompts: Path, answers: Path, tokenizer: Any) -> tuple[list[str], list[Conversation]]:
+def read(prompts: Path, answers: Path, tokenizer: Any) -> tuple[list[str], list[TokenizedChat]]:
     """The task and the tokens of every answer."""
     by_id = {record["id"]: record for record in map(json.loads, prompts.read_text(encoding="utf-8").splitlines())}
     written = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
@@ -73,7 +73,7 @@ def read(prompts: Path, answers: Path, tokenizer: Any) -> tuple[list[str], list[
 
 @torch.inference_mode()
 def by_task(
-    head: Any, vocabulary: Vocabulary, texts: Sequence[tuple[int, CapturedText]], tasks: Sequence[str], name: str
+    head: Any, vocabulary: TokenSet, texts: Sequence[tuple[int, CapturedText]], tasks: Sequence[str], name: str
 ) -> list[dict[str, Any]]:
     """A line for each task, and one for all."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
@@ -88,9 +88,9 @@ def by_task(
     ]
 
 
-def counted(head: Any, vocabulary: Vocabulary, text: CapturedText) -> list[int]:
+def counted(head: Any, vocabulary: TokenSet, text: CapturedText) -> list[int]:
     """Tokens of an answer, where the head is right, right among three, and has the token."""
-    batch = Batch.of([text], vocabulary)
+    batch = TextBatch.of([text], vocabulary)
     [(_, logits, laws)] = draft_along(head, batch, DEPTHS)
     target_probs = train.select(batch.target_probs, laws)
     hits = target_probs.hits(logits)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from multidraft.models.gguf import LLAMA_CPP
-from multidraft.models.gguf.memory import Batch, Token
+from multidraft.models.gguf.memory import LlamaBatch, PlacedToken
 from multidraft.models.gguf.model import GGUF
 
 
@@ -69,11 +69,11 @@ def decode(
     ends: Sequence[int] = (),
 ) -> list[int]:
     """Continue a prompt up to one of these ends."""
-    library, tokens, batch = model.weights.library, list[int](), Batch(model.weights.library, 1)
+    library, tokens, batch = model.weights.library, list[int](), LlamaBatch(model.weights.library, 1)
     most = min(library.most_tokens, len(prompt))
 
     def read(new: Sequence[int], start: int) -> None:
-        places = [Token(token, start + place, [0]) for place, token in enumerate(new)]
+        places = [PlacedToken(token, start + place, [0]) for place, token in enumerate(new)]
         library.llama_decode(handle, batch.fill(places, [False] * (len(new) - 1) + [True]))
 
     with context(model, len(prompt) + new_tokens) as handle, sampler(model, handle, temperature, seed) as draw:

@@ -27,7 +27,7 @@ from multidraft.verification import law as drafting
 
 PLAIN = Sampling()
 MAX_CERTAIN_GAP = 1e-15  # a coin this close to 0 or 1 has one side
-Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
+SequenceLaw = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
 
 
@@ -35,7 +35,7 @@ Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the targ
 class StepLaw:
     """The law of what one step emits (the accepted path and one more token), and the expected length of that path."""
 
-    law: Law
+    law: SequenceLaw
     accepted: float
 
 
@@ -70,7 +70,7 @@ def step_law(
 ) -> StepLaw:
     """The exact law of one step after a prompt, for models that have not read anything yet."""
     _, branches = all_branches(first_state(target, draft, prompt, config, policy, sampling), config, policy)
-    law: Law = {}
+    law: SequenceLaw = {}
     for branch in branches:
         add(law, branch.emitted, branch.probability)
     return StepLaw(law, sum(branch.probability * len(branch.walk_result.path) for branch in branches))
@@ -89,20 +89,20 @@ def first_state(
     return read_whole([Request(prompt, 0, sampling)], target, draft, config, policy, whole)
 
 
-def first_tokens(law: Law, conditional: Conditional, count: int) -> Law:
+def first_tokens(law: SequenceLaw, conditional: Conditional, count: int) -> SequenceLaw:
     """The law of the first `count` tokens: longer sequences are cut, shorter ones go on as the target does."""
-    result: Law = {}
+    result: SequenceLaw = {}
     for tokens, probability in law.items():
         for following, weight in target_law(conditional, count - len(tokens), tokens).items():
             add(result, (tokens + following)[:count], probability * weight)
     return result
 
 
-def target_law(conditional: Conditional, count: int, after: tuple[int, ...] = ()) -> Law:
+def target_law(conditional: Conditional, count: int, after: tuple[int, ...] = ()) -> SequenceLaw:
     """The target's own law of the `count` tokens that follow `after`."""
     if count <= 0:
         return {(): 1.0}
-    result: Law = {}
+    result: SequenceLaw = {}
     for token, probability in enumerate(conditional(after).tolist()):
         if probability > 0:
             following = target_law(conditional, count - 1, (*after, token))
@@ -110,12 +110,12 @@ def target_law(conditional: Conditional, count: int, after: tuple[int, ...] = ()
     return result
 
 
-def largest_difference(law: Law, other: Law) -> float:
+def largest_difference(law: SequenceLaw, other: SequenceLaw) -> float:
     """The largest difference between the probabilities that two laws give to a sequence."""
     return max(abs(law.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in law | other)
 
 
-def add(law: Law, tokens: tuple[int, ...], probability: float) -> None:
+def add(law: SequenceLaw, tokens: tuple[int, ...], probability: float) -> None:
     """Add to the probability of a sequence."""
     law[tokens] = law.get(tokens, 0.0) + probability
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
-from multidraft.auditing.pairs import Pair
+from multidraft.auditing.pairs import NamedPair
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
@@ -61,7 +61,7 @@ class Exact:
     worst: Case
 
 
-def examine_all(scheme: Scheme, pairs: list[Pair], totals: tuple[float, ...]) -> Exact:
+def examine_all(scheme: Scheme, pairs: list[NamedPair], totals: tuple[float, ...]) -> Exact:
     """Every pair, with the target scaled to each of the totals."""
     cases = [examine(scheme, label, w * p, q) for label, p, q in pairs for w in totals]
     whole = [case for case in cases if case.optimum is not None] or cases

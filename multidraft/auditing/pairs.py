@@ -14,7 +14,7 @@ from multidraft.errors import AdviceError
 from multidraft.verification.distributions import check_distribution
 from multidraft.verification.law import Law
 
-Pair = tuple[str, Tensor, Tensor]  # a name for messages, target, draft
+NamedPair = tuple[str, Tensor, Tensor]  # a name for messages, target, draft
 
 ADVERSARIAL_PAIRS = {
     "zeros": ([0.5, 0.0, 0.3, 0.2], [0.0, 0.4, 0.6, 0.0]),
@@ -45,7 +45,7 @@ DRAFTS = {"near": 0.5, "far": 2.0}  # how much the logits of a large draft distr
 MISSING_SHARE = 0.1  # of a large vocabulary's rarer tokens, in the target and in the draft
 
 
-def small_pairs(law: Law, seed: int) -> list[Pair]:
+def small_pairs(law: Law, seed: int) -> list[NamedPair]:
     """All adversarial pairs, random ones of 2 to 5 tokens, and some of 3 to 5 that are spoilt; in float64."""
     pairs = [(name, double(target), double(draft)) for name, (target, draft) in ADVERSARIAL_PAIRS.items()]
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def random_pair(vocabulary: int, zeros: bool, generator: torch.Generator) -> tup
     return target, draft
 
 
-def given_pairs(law: Law, pairs: Iterable[Sequence[Any]]) -> list[Pair]:
+def given_pairs(law: Law, pairs: Iterable[Sequence[Any]]) -> list[NamedPair]:
     """The user's own pairs, as sequences of numbers or tensors."""
     result = []
     for index, (target, draft) in enumerate(pairs):

@@ -20,7 +20,7 @@ from multidraft.verification.scheme import Scheme
 
 TESTS = 2  # of each sample
 SIZES, SMALL_SIZES = (4096, 32_000), (32,)  # of real vocabularies; what a program over token sets can do
-Job = Callable[[], Exact | Sampled | Walked]
+PartJob = Callable[[], Exact | Sampled | Walked]
 
 
 def audit(
@@ -37,7 +37,7 @@ def audit(
     within: float | int = 0.0,
     odds: float | int = 1e-6,
     seed: int = 0,
-    progress: Callable[[Sequence[Job]], Iterable[Job]] = iter,
+    progress: Callable[[Sequence[PartJob]], Iterable[PartJob]] = iter,
     **settings: Any,
 ) -> Report:
     """Find out whether a verifier is lossless: whether what it emits has the target's law, whatever the drafts.
@@ -70,7 +70,7 @@ def audit(
     if isinstance(audited, Scheme):  # what is no law is a finding here
         audited = replace(audited, entry=replace(audited.entry, guarded=False))
     within = max(within, audited.within)
-    jobs: list[Job] = []
+    jobs: list[PartJob] = []
     whole = isinstance(audited, Scheme) and not (audited.entry.sub_probability or sub_probability)
     if isinstance(audited, Scheme):
         small = small_pairs(audited.law, seed) if pairs is None else given_pairs(audited.law, pairs)
@@ -116,12 +116,12 @@ def takes_generator(verifier: Any) -> bool:
 
 def sampling(
     audited: Subject, vocabulary: int | Sequence[int] | None, trials: int | None, odds: float, within: float, seed: int
-) -> list[Job]:
+) -> list[PartJob]:
     """The jobs of the statistical part: fewer draws where they cost more, more where only an emitted token is seen."""
     if vocabulary is None:
         vocabulary = SMALL_SIZES if isinstance(audited, Scheme) and audited.entry.small else SIZES
     sizes = (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
-    jobs: list[Job] = []
+    jobs: list[PartJob] = []
     for size in sizes:
         default_draws = 75_000 if isinstance(audited, Sampler) else 10_000 if size <= 8_192 else 6_000
         draws, odds_of_test = default_draws if trials is None else trials, odds / (TESTS * len(sizes) * len(DRAFTS))
@@ -129,7 +129,7 @@ def sampling(
     return jobs
 
 
-def walking(audited: Subject, walks: Sequence[str | Walker], trees: Sequence[str] | None, seed: int) -> list[Job]:
+def walking(audited: Subject, walks: Sequence[str | Walker], trees: Sequence[str] | None, seed: int) -> list[PartJob]:
     """The jobs of the walks' part: these walks over every tree that the scheme can draw."""
     if isinstance(audited, Sampler):
         raise AdviceError("a sampler cannot be walked with: only a rule tells what each child may claim")

@@ -13,12 +13,12 @@ from multidraft.autotune.estimates import (
     MAX_DRAFTS,
     AcceptanceTracker,
     Costs,
-    Rates,
     Timed,
+    TreeRates,
     Work,
 )
 from multidraft.autotune.growing import Growing
-from multidraft.autotune.limits import FIXED_TREE, Limits
+from multidraft.autotune.limits import FIXED_TREE, TreeLimits
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
     MIN_STEPS,
@@ -113,12 +113,12 @@ class Auto(Growing):
         self,
         profile: Profile,
         temperature: float | int,
-        limits: Limits | None = None,
+        limits: TreeLimits | None = None,
         budget: float | int = 0.0,
         kind: Cost = "pass",
         paths: int | None = None,
     ):
-        size = limits or Limits()
+        size = limits or TreeLimits()
         super().__init__(size.nodes, size.depth, kind, paths)
         self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
@@ -129,7 +129,7 @@ class Auto(Growing):
         max_paths = max(shape.max_paths or 0 for shape in shapes)
         self.limits = replace(self.limits, draft_counts=range(1, MAX_DRAFTS + 1), max_paths=max_paths)
         self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
-        self.learnt_rates: Rates | None = None  # from the prior and recent verdicts; None where there are newer ones
+        self.learnt_rates: TreeRates | None = None  # from the prior and recent verdicts; None where newer ones came
         self.costs: Costs | None = None  # that the current prices come from
         self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.steps = self.steps_without_drafts = 0
@@ -370,7 +370,7 @@ def work_of(trees: list[TokenTree], kind: Cost) -> Work:
     return Work(len(reads), sum(reads.values()), max(map(len, trees)) - 1)
 
 
-def tree_within(limits: Limits, tree: Tree) -> Tree:
+def tree_within(limits: TreeLimits, tree: Tree) -> Tree:
     """The tree, or the smallest one if it is larger than trees may be."""
     return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
 
@@ -410,7 +410,7 @@ def can_choose(scheme: Scheme) -> bool:
 def auto(
     pair: MeasuredPair,
     temperature: float | int,
-    limits: Limits | None = None,
+    limits: TreeLimits | None = None,
     file: Path | None = None,
     budget: float | int = 0.0,
 ) -> Auto:

@@ -22,11 +22,11 @@ MAX_ACCEPTANCE = 0.998  # estimates of acceptance stay between 1 - this and this
 EVIDENCE_PER_COUNT, EVIDENCE_PER_CLASS = 4, 8  # prior strength of one number of drafts, of one class: times that of all
 HINT_WEIGHT = 0.05  # weight of the hint beside one measured step
 
-Table = Float[np.ndarray, "drafts classes"]
+RateTable = Float[np.ndarray, "drafts classes"]
 
 
 @dataclass(frozen=True)
-class Rates:
+class TreeRates:
     """Acceptance at a node with n drafts in confidence class c: 1 - missing[n]^confidence[c].
 
     Powers of the probability to miss keep every acceptance in the unit interval, for one draft and for many.
@@ -41,7 +41,7 @@ class Rates:
     trust: float = 1.0  # of probabilities that a lookup reports: how often it is right, over how often it says so
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> RateTable:
         """Acceptance by number of drafts and confidence class."""
         return 1 - self.missing[:, None] ** self.confidence
 
@@ -86,11 +86,11 @@ def acceptance_of_known(probabilities: list[float], trust: float) -> list[float]
     return [min(trust * total, MAX_ACCEPTANCE) for total in totals]
 
 
-def default() -> Rates:
+def default() -> TreeRates:
     """The prior: acceptance of a pair that was never measured."""
     missing = np.concatenate([[1.0], MISS_PROBABILITY / np.arange(1.0, MAX_DRAFTS + 1) ** MISS_EXPONENT])
     gains = np.tril(np.tile(-np.diff(missing), (MAX_DRAFTS + 1, 1)), -1)
-    return Rates(missing, np.array(CLASS_POWERS), shares_of(gains), np.full(CLASSES, 1 / CLASSES))
+    return TreeRates(missing, np.array(CLASS_POWERS), shares_of(gains), np.full(CLASSES, 1 / CLASSES))
 
 
 def shares_of(gains: Float[np.ndarray, "drafts ranks"]) -> Float[np.ndarray, "drafts ranks"]:
@@ -109,8 +109,8 @@ class AcceptanceTracker:
     reports its own probabilities; for these the tracker learns how far to trust them.
     """
 
-    claimed: Table = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, CLASSES)))
-    weight: Table = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, CLASSES)))
+    claimed: RateTable = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, CLASSES)))
+    weight: RateTable = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, CLASSES)))
     ranks: Float[np.ndarray, "drafts ranks"] = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, MAX_DRAFTS)))
     roots: Float[np.ndarray, " classes"] = field(default_factory=partial(np.zeros, CLASSES))
     counts: Float[np.ndarray, "2"] = field(default_factory=partial(np.zeros, 2))  # of lookups: accepted, and reported
@@ -154,7 +154,7 @@ class AcceptanceTracker:
             for table in vars(self).values():
                 table *= factor
 
-    def rates(self, prior: Rates = DEFAULT, strength: float = 8.0, rounds: int = 1) -> Rates:
+    def rates(self, prior: TreeRates = DEFAULT, strength: float = 8.0, rounds: int = 1) -> TreeRates:
         """The prior, which counts as `strength` nodes, corrected by the visited nodes.
 
         First comes one exponent for all nodes, so that evidence on one number of drafts carries over to the others.
@@ -172,7 +172,7 @@ class AcceptanceTracker:
         shares = shares_of(self.ranks + strength * prior.shares)
         return replace(rates, shares=shares, frequency=frequency, trust=float(trust))
 
-    def exponent(self, prior: Rates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:
+    def exponent(self, prior: TreeRates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:
         """The power of the prior's miss probability that fits the visits, summed over axes; 1 where there are none."""
         weight, claimed = self.weight.sum(axes), self.claimed.sum(axes)
         predicted = (self.weight * prior.table).sum(axes) / np.maximum(weight, 1e-300)

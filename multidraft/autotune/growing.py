@@ -9,7 +9,7 @@ drawn at that node, so the output is exact (docs/theory.md).
 import math
 from collections.abc import Sequence
 
-from multidraft.autotune.estimates import DEFAULT, Costs, Rates, acceptance_of_known
+from multidraft.autotune.estimates import DEFAULT, Costs, TreeRates, acceptance_of_known
 from multidraft.decoding.policy import Plan, PolicyLimits, TreePolicy
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.reader import Cost
@@ -42,7 +42,7 @@ class Growing(TreePolicy):
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
 
     def price(
-        self, rates: Rates, costs: Costs, rate: float | int, prompt_reads: float | int = 0, margin: float = 0
+        self, rates: TreeRates, costs: Costs, rate: float | int, prompt_reads: float | int = 0, margin: float = 0
     ) -> None:
         """Set the prices of drafts. A second is worth `rate` tokens of a row.
 

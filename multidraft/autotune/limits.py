@@ -9,14 +9,14 @@ FIXED_TREE = "2x1x1x1"  # where nothing can be chosen: the best on the average o
 
 
 @dataclass(frozen=True)
-class Limits:
+class TreeLimits:
     """How large trees may grow; memory is allocated for that."""
 
     nodes: int = 32
     depth: int = 16
 
     @classmethod
-    def parse(cls, text: str) -> "Limits":
+    def parse(cls, text: str) -> "TreeLimits":
         """Parse the limits after `auto`, as in `auto,nodes=24,depth=6`."""
         match = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
         settings = [setting.split("=") for setting in match[1].split(",")[1:]] if match else []

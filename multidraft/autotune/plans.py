@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fit_costs
+from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Timed, TreeRates, fit_costs
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, quote
 from multidraft.io import files
-from multidraft.io.fields import Field, Items, Number, Object, Table, read
+from multidraft.io.fields import Field, Items, Number, Object, TableField, read
 from multidraft.io.journal import parse
 from multidraft.machine import cpu, is_busy, versions
 from multidraft.models.reader import Reader, digest
@@ -47,14 +47,14 @@ def table(*sizes: int) -> Field:
 
 
 STEP = Items(Number(-1e-3, 1e9), len(Timed._fields), len(Timed._fields))
-STEPS = Table(r"[\d.e+-]{1,12}/(0|[1-9]\d{0,8})", str, Items(STEP, 1, MAX_SAMPLES), MAX_STEPS)
+STEPS = TableField(r"[\d.e+-]{1,12}/(0|[1-9]\d{0,8})", str, Items(STEP, 1, MAX_SAMPLES), MAX_STEPS)
 ACCEPTANCE_FIELDS = Object({name: table(*array.shape) for name, array in vars(AcceptanceTracker()).items()})
 PLAN = Object(
     {
         "identity": Object(required=True),
-        "samples": Table(r"[1-9]\d{0,8}", int, STEPS, MAX_ROWS, required=True),
-        "acceptance": Table(r"\d{1,16}\.\d", float, ACCEPTANCE_FIELDS, MAX_TEMPERATURES, required=True),
-        "spent": Table(r"[1-9]\d{0,8}", int, AMOUNT, MAX_ROWS, required=True),
+        "samples": TableField(r"[1-9]\d{0,8}", int, STEPS, MAX_ROWS, required=True),
+        "acceptance": TableField(r"\d{1,16}\.\d", float, ACCEPTANCE_FIELDS, MAX_TEMPERATURES, required=True),
+        "spent": TableField(r"[1-9]\d{0,8}", int, AMOUNT, MAX_ROWS, required=True),
     }
 )
 
@@ -137,7 +137,7 @@ class Profile:
         """The tracker of acceptance at about this temperature."""
         return self.acceptance.setdefault(round(float(temperature), 1), AcceptanceTracker())
 
-    def rates(self, temperature: float | int) -> Rates:
+    def rates(self, temperature: float | int) -> TreeRates:
         """The acceptance at the nearest temperature with enough nodes; the prior if there is none."""
         known = [other for other, tracker in self.acceptance.items() if tracker.nodes > MIN_TRUSTED_NODES]
         nearest = min(known, key=lambda other: abs(other - temperature), default=None)

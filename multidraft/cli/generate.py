@@ -10,7 +10,7 @@ from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode
 from multidraft.cli.models import NONE, Loader, Models, check_names, default_engine, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_open_answers, note_short_context, read_prompts
-from multidraft.cli.report import BASELINES, Report, baselines, run_baseline
+from multidraft.cli.report import BASELINES, RunReport, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.sampling.fields import Setting
@@ -29,7 +29,7 @@ WARM_UP_TOKENS = 8  # the first forward passes are slow, and should not count in
 
 
 @dataclass(frozen=True)
-class Source:
+class PromptSource:
     """The prompts to continue."""
 
     prompt: Annotated[str | None, o.option("Text to continue.", o.PROMPTS)] = None
@@ -56,7 +56,7 @@ SamplingOptions: Any = make_dataclass("SamplingOptions", SAMPLING_OPTIONS, froze
 
 
 @dataclass(frozen=True)
-class Form:
+class FormOptions:
     """What the text must look like."""
 
     json_schema: Annotated[Path | None, o.option(SCHEMA_HELP, o.SAMPLING)] = None
@@ -95,9 +95,9 @@ class Output:
         bool, o.option("Also decode without drafts, and by transformers' drafting.", o.OUTPUT, "--compare")
     ] = False
     baselines: Annotated[str, o.option(BASELINES_HELP, o.OUTPUT)] = ALL_BASELINES
-    as_json: o.Json = False
+    as_json: o.JsonFlag = False
 
-    def check(self, source: Source, *inputs: Path | str | None) -> None:
+    def check(self, source: PromptSource, *inputs: Path | str | None) -> None:
         """Raise on options that a conversation lacks, and on files that cannot be written or would replace an input."""
         options = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": source.limit}
         for name in (name for name, value in options.items() if value and source.is_conversation):
@@ -115,9 +115,9 @@ class Output:
 @o.flatten_options
 def generate(
     models: o.ModelOptions,
-    source: Source,
+    source: PromptSource,
     sampling: SamplingOptions,
-    form: Form,
+    form: FormOptions,
     drafting: o.DraftingOptions,
     run: Run,
     output: Output,
@@ -156,7 +156,7 @@ def decode_prompts(job: Job, is_conversation: bool, output: Output, models_note:
         )
     pair, prompts, defaults = job.models, job.encode_prompts(job.prompts), model_defaults(job.models.target)
     job = replace(job, settings=job.settings_for(pair.target))
-    report = Report(job.reported_settings, journal)
+    report = RunReport(job.reported_settings, journal)
     line = defaults_note({name: value for name, value in defaults.items() if job.settings[name] == value})
     if line is not None and not output.as_json:
         terminal.note(line)
@@ -191,7 +191,7 @@ def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     return texts.full_texts[0], f"{info.tokens} tokens, {pace}{end}"
 
 
-def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, output: Output) -> None:
+def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: RunReport, output: Output) -> None:
     """Decode all prompts; compared decoders take turns batch by batch, so that noise affects all alike."""
     from tqdm import tqdm
 

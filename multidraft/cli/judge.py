@@ -52,7 +52,7 @@ def judge(
     reported: Annotated[str | None, o.option(REPORTED_HELP, EVIDENCE)] = None,
     out: Annotated[Path | None, o.option("Folder for answers; the same command resumes there.", o.OUTPUT)] = None,
     plot: Annotated[Path | None, o.option("Draw the evidence over tokens: .svg, .png or .pdf.", o.OUTPUT)] = None,
-    as_json: o.Json = False,
+    as_json: o.JsonFlag = False,
 ) -> None:
     """Judge from outside whether a server is lossless. Exits with 0 if nothing is found, 1 if it is guilty,
     2 if it cannot be judged."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from typer import Option
 from typer.core import TyperCommand
 
-from multidraft.autotune.limits import Limits
+from multidraft.autotune.limits import TreeLimits
 from multidraft.cli import completion
 from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, TARGET_HELP, TRUST_HELP
 from multidraft.decoding.shapes import TreeShape
@@ -45,22 +45,22 @@ def option(text: str, panel: str, *names: str, **settings: Any) -> Any:
 
 
 SCHEME_HELP = "Drafting law and rule; see `multidraft schemes`."
-Target = Annotated[str | None, option(TARGET_HELP, MODELS, autocompletion=completion.targets)]
-Draft = Annotated[str | None, option(DRAFT_HELP, MODELS, autocompletion=completion.drafts)]
-Scheme = Annotated[str, option(SCHEME_HELP, DRAFTING, autocompletion=completion.schemes)]
-Walk = Annotated[str, option("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)]
+TargetName = Annotated[str | None, option(TARGET_HELP, MODELS, autocompletion=completion.targets)]
+DraftName = Annotated[str | None, option(DRAFT_HELP, MODELS, autocompletion=completion.drafts)]
+SchemeName = Annotated[str, option(SCHEME_HELP, DRAFTING, autocompletion=completion.schemes)]
+WalkName = Annotated[str, option("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)]
 Seed = Annotated[int | None, option(SEED_HELP, RUN, min=0, max=2**32)]
 Limit = Annotated[int | None, option("Only the first N prompts of the file.", PROMPTS, min=1)]
 Wait = Annotated[bool, option("If another run writes to the same place, wait for its end.", RUN, "--wait")]
-Json = Annotated[bool, option("Print JSON, and progress on stderr.", OUTPUT, "--json")]
+JsonFlag = Annotated[bool, option("Print JSON, and progress on stderr.", OUTPUT, "--json")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """The models' names, and how to load them."""
 
-    target: Target = None
-    draft: Draft = None
+    target: TargetName = None
+    draft: DraftName = None
     engine: Annotated[str | None, option(ENGINE_HELP, MODELS)] = None
     trust: Annotated[bool, option(TRUST_HELP, MODELS, "--trust-remote-code")] = False
 
@@ -69,17 +69,17 @@ class ModelOptions:
 class DraftingOptions:
     """What is drafted, and how it is verified."""
 
-    scheme: Scheme = DEFAULT_SCHEME
+    scheme: SchemeName = DEFAULT_SCHEME
     tree: Annotated[str, option(TREES_HELP, DRAFTING)] = DEFAULT_TREE
     plan: Annotated[str | None, option("A file that `multidraft tune --out` wrote, for --tree auto.", DRAFTING)] = None
     tune_budget: Annotated[float, option(SECONDS_HELP, DRAFTING, "--tune-budget", min=0)] = TUNE_BUDGET_SECONDS
-    walk: Walk = "deferred"
+    walk: WalkName = "deferred"
 
 
 def check_drafting(scheme: str, tree: str, plan: str | None) -> None:
     """Raise on a scheme, a tree or a plan's path that is wrong, as far as that can be told without torch."""
     check_name(scheme)
-    Limits.parse(tree) if tree.strip().lower().startswith("auto") else TreeShape.parse(tree)
+    TreeLimits.parse(tree) if tree.strip().lower().startswith("auto") else TreeShape.parse(tree)
     if plan is not None:
         files.content(Path(plan), "the plan", MAX_PLAN_BYTES)
 

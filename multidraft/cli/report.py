@@ -55,7 +55,7 @@ class Runs(list[tuple[int, float]]):
         return rates[round(0.025 * RESAMPLES)], rates[round(0.975 * RESAMPLES) - 1]
 
 
-class Report:
+class RunReport:
     """Collects results batch by batch, prints them as tables or JSON, and writes them to a journal."""
 
     def __init__(self, settings: dict[str, object], journal: Journal | None):

@@ -15,7 +15,7 @@ from multidraft.server import Limits
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from multidraft.autotune.controller import Limits as TreeLimits
+    from multidraft.autotune.controller import TreeLimits
     from multidraft.decoding.policy import TreePolicy
     from multidraft.decoding.state import DecodeConfig
     from multidraft.server.service import Service

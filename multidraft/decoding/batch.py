@@ -18,7 +18,7 @@ from multidraft.decoding.policy import PolicyLimits, TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
 from multidraft.decoding.prompts import DraftReading, TargetReading, similar
 from multidraft.decoding.record import Clock, StepRecord
-from multidraft.decoding.request import Phase, Request, Step, Update
+from multidraft.decoding.request import Request, Stage, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
@@ -156,7 +156,7 @@ class Batch:
 
     def can_share(self, request: Request) -> bool:
         """Whether a prompt may be read beside others: one that is scored, seeded, or read in part, is read alone."""
-        is_new = request.phase is Phase.WAITING
+        is_new = request.phase is Stage.WAITING
         is_plain = request.num_prompt_logprobs is None and is_new and not request.is_seeded
         return is_plain and not (self.prefixes.rows and self.prefixes.find(request.text[:-1])[1])
 
@@ -165,7 +165,7 @@ class Batch:
 
         One with a seed is read from its beginning each time: in pieces of other lengths numbers are rounded otherwise.
         """
-        is_answered = request.phase >= Phase.CATCHING_UP
+        is_answered = request.phase >= Stage.CATCHING_UP
         is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not is_answered)
         kept, reused = self.prefixes.find([] if is_whole else request.text[:-1])
         if kept is not None and self.draft is not None and self.draft.hidden_layers:  # of the last token on
@@ -205,7 +205,7 @@ class Batch:
         for request in () if reading.is_repeated else reading.requests:
             self.prompt_tokens += len(request.prompt)
             self.reused_tokens += reading.reused
-            request.phase, end = (Phase.CATCHING_UP, None) if request.max_new_tokens else (Phase.ENDED, "length")
+            request.phase, end = (Stage.CATCHING_UP, None) if request.max_new_tokens else (Stage.ENDED, "length")
             answer = Update(end=end, prompt_logprobs=reading.prompt_logprobs, cached_tokens=reading.reused)
             self.updates.append((request, answer))
         following.drop_ended()
@@ -225,7 +225,7 @@ class Batch:
             state = reading.state if state is None else extend(state, reading.state)
         self.state, self.running, self.reading = state, [*self.running, *reading.requests], None
         for request in reading.requests:
-            request.phase = Phase.DECODING
+            request.phase = Stage.DECODING
 
     # Rows decode
 
@@ -267,7 +267,7 @@ class Batch:
     def fail(self, request: Request, error: BaseException) -> None:
         """End a request with an error."""
         self.updates.append((request, Update(error=error)))
-        request.phase = Phase.ENDED
+        request.phase = Stage.ENDED
 
     # Rows leave
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.state import Row
+from multidraft.decoding.state import RunningRow
 from multidraft.decoding.targets import Ids, NodeResidual, NodeTarget, Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual
@@ -111,7 +111,7 @@ def sums_of_others(
 
 
 def targets_of(
-    rows: list[Row],
+    rows: list[RunningRow],
     trees: list[TokenTree],
     logits: Float[Tensor, "rows nodes vocabulary"] | None,
     faults: dict[int, RowFault],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
+from multidraft.decoding.state import DecodeConfig, RunningRow, State, prefixes_of
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
 from multidraft.models.base import MAX_CHUNK_TOKENS
 from multidraft.models.reader import Scored
@@ -22,7 +22,7 @@ from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import Faults, RowFault
 from multidraft.verification.law import Law
 
-Places = list[tuple[int, int]]  # rows with nodes
+RowNodes = list[tuple[int, int]]  # rows with nodes
 MAX_LAG = 64  # tokens before the root that are read in the same pass as it
 
 
@@ -58,10 +58,10 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
     return Drafted(trees, depth, faults)
 
 
-def promising_roots(state: State, places: Places, min_certainty: float) -> Places:
+def promising_roots(state: State, places: RowNodes, min_certainty: float) -> RowNodes:
     """The roots whose first draft is likely enough, by what a look-up knows of it before anything is read."""
     assert state.draft is not None
-    promising = Places()
+    promising = RowNodes()
     for row, root in places:
         certainty = state.draft.certainty(row, [*state.rows[row].unread, state.rows[row].root])
         if certainty is None or certainty >= min_certainty:
@@ -69,9 +69,9 @@ def promising_roots(state: State, places: Places, min_certainty: float) -> Place
     return promising
 
 
-def drafting_roots(rows: list[Row], trees: list[TokenTree], places: Places) -> Places:
+def drafting_roots(rows: list[RunningRow], trees: list[TokenTree], places: RowNodes) -> RowNodes:
     """The roots to draft at; rows that lag far behind read on instead, a chunk at most of all together."""
-    drafting, free_tokens = Places(), MAX_CHUNK_TOKENS
+    drafting, free_tokens = RowNodes(), MAX_CHUNK_TOKENS
     for row, root in places:
         lag = len(rows[row].unread)
         if lag > MAX_LAG:
@@ -96,7 +96,7 @@ def read_level(
     config: DecodeConfig,
     policy: TreePolicy,
     trees: list[TokenTree],
-    places: Places,
+    places: RowNodes,
     depth: int,
     lookup_only: bool = False,
 ) -> dict[int, RowFault]:
@@ -145,7 +145,7 @@ def read_level(
     return {row: fault.at(row, state.rows[row].position + depth + 1) for row, fault in faults.items()}
 
 
-def tokens_to_read(row: Row, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:
+def tokens_to_read(row: RunningRow, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:
     """The tokens of nodes, and the places that they follow among the draft model's pending ones."""
     if depth == 0:
         if nodes:
@@ -167,9 +167,9 @@ def merge_distributions(distributions: Sequence[DraftDistribution]) -> DraftDist
     return DraftDistribution(ids, lines)
 
 
-def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: dict[int, dict[int, int]]) -> None:
+def draw_level(rows: list[RunningRow], law: Law, trees: list[TokenTree], counts: dict[int, dict[int, int]]) -> None:
     """Draw as many tokens as are wanted at every node, fresh from its law, and note what came."""
-    groups = defaultdict[int, Places](list)
+    groups = defaultdict[int, RowNodes](list)
     for row, node_counts in counts.items():
         for node, count in node_counts.items():
             groups[count].append((row, node))

@@ -14,8 +14,8 @@ from torch import Tensor
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow
 from multidraft.decoding.record import Logprob, top_logprobs
-from multidraft.decoding.request import Phase, Request
-from multidraft.decoding.state import DecodeConfig, Row, State, gather
+from multidraft.decoding.request import Request, Stage
+from multidraft.decoding.state import DecodeConfig, RunningRow, State, gather
 from multidraft.errors import AdviceError
 from multidraft.models.base import MAX_CHUNK_TOKENS
 from multidraft.models.reader import HiddenStates, Reader, Scored
@@ -44,7 +44,7 @@ class TargetReading:
         scores_last: bool = False,
     ):
         self.requests, self.reused = requests, reused
-        self.is_repeated = requests[0].phase >= Phase.CATCHING_UP
+        self.is_repeated = requests[0].phase >= Stage.CATCHING_UP
         self.scores_last = scores_last and not self.is_repeated
         self.num_prompt_logprobs = None if self.is_repeated else requests[0].num_prompt_logprobs
         self.prompt_logprobs: list[Logprob] = []
@@ -55,7 +55,7 @@ class TargetReading:
         self.texts = [request.text for request in requests]
         self.unread = [text[reused:] if self.scores_last else text[reused:-1] for text in self.texts]
         for request in requests:
-            request.phase = max(request.phase, Phase.READING)
+            request.phase = max(request.phase, Stage.READING)
         if kept is None:
             self.target = (target.with_hidden_states(layers) if layers else target).new(capacity)
         else:
@@ -102,7 +102,7 @@ class TargetReading:
 
     def state(self) -> State:
         """The rows before their first step, with the target's logits at their roots where it has read these."""
-        rows = list[Row]()
+        rows = list[RunningRow]()
         for index, (request, text) in enumerate(zip(self.requests, self.texts, strict=True)):
             root_logits = self.logits[index, -1] if self.scores_last and self.logits is not None else None
             unread = text[self.drafted : -1] if self.draft is not None else []
@@ -175,12 +175,12 @@ def check_tokens(requests: list[Request], vocabulary: int) -> None:
 
 def row_at_root(
     request: Request, device: torch.device, root_logits: Tensor | None = None, unread: Sequence[int] = ()
-) -> Row:
+) -> RunningRow:
     """A request's row when the target has read all but its last token, perhaps that too; `unread` by the draft."""
     text, sampling = request.text, request.sampling
     prefix = torch.tensor(request.padded_text, device=device) if sampling.looks_back else None
     place = text[-1], len(text) - 1
-    return Row(sampling, request.random, *place, list(unread), prefix, root_logits, request.num_logprobs)
+    return RunningRow(sampling, request.random, *place, list(unread), prefix, root_logits, request.num_logprobs)
 
 
 def read(model: Reader, pieces: list[list[int]], scored: Scored) -> tuple[Tensor, HiddenStates | None]:

@@ -26,7 +26,7 @@ class Stop:
     completes_string: Callable[[int], bool] = lambda token: False  # gets every new token, of one request
 
 
-class Phase(IntEnum):
+class Stage(IntEnum):
     """How far a request has come, as its owner knows: it never goes back, though it may be read again."""
 
     WAITING = 0
@@ -79,7 +79,7 @@ class Request:
     index: int = 0  # among the requests of one call, for messages
     tokens: list[int] = field(default_factory=list)  # the new ones so far
     logprobs: list[Logprob] = field(default_factory=list)  # of `tokens`, if they were asked for
-    phase: Phase = Phase.WAITING  # beyond it in the queue: it took part in a step that failed, and has to step alone
+    phase: Stage = Stage.WAITING  # beyond it in the queue: it took part in a step that failed, and has to step alone
     cancelled: bool = False  # by its owner, from any thread
     random: Randomness = field(init=False)
 
@@ -89,7 +89,7 @@ class Request:
     @property
     def has_ended(self) -> bool:
         """Whether its owner knows the end."""
-        return self.phase is Phase.ENDED
+        return self.phase is Stage.ENDED
 
     @property
     def longest(self) -> int:
@@ -127,5 +127,5 @@ class Request:
         """Add the tokens of a step: from here on a step that fails does not draw them again."""
         self.tokens += emitted.tokens
         self.logprobs += emitted.logprobs
-        self.phase = Phase.ENDED if ended else self.phase
+        self.phase = Stage.ENDED if ended else self.phase
         self.random.taken.clear()

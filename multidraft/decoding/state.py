@@ -62,7 +62,7 @@ class Randomness:
 
 
 @dataclass
-class Row:
+class RunningRow:
     """One running sequence."""
 
     sampling: Sampling
@@ -81,7 +81,7 @@ class State:
 
     target: Reader
     draft: Reader | None
-    rows: list[Row]
+    rows: list[RunningRow]
     steps: int = 0  # that have been taken
     used: bool = False  # the models have moved on from it
 
@@ -108,7 +108,7 @@ class State:
             raise AdviceError(f"{why}; go on from the newest one, or start again from the tokens so far")
         self.used = True
 
-    def can_draft(self, row: Row) -> bool:
+    def can_draft(self, row: RunningRow) -> bool:
         """Whether there is a draft model, whose context has room for the row's root: behind it nothing is drafted."""
         context = None if self.draft is None else self.draft.context
         return self.draft is not None and (context is None or row.position < context)
@@ -142,7 +142,9 @@ def gather(state: State, staying: list[int]) -> State:
     return State(state.target, state.draft, [state.rows[row] for row in staying], state.steps)
 
 
-def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int, int]]) -> list[Tensor | None] | None:
+def prefixes_of(
+    rows: list[RunningRow], trees: list[TokenTree], places: list[tuple[int, int]]
+) -> list[Tensor | None] | None:
     """The whole sequences that end at nodes, of rows whose processors look at them; None if there is no such row."""
     if all(rows[row].prefix is None for row, _ in places):
         return None

@@ -8,7 +8,7 @@ from multidraft.decoding.device_targets import targets_of
 from multidraft.decoding.draft import Drafted, draft_tree
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.record import Clock, Decision, Emitted, StepRecord, lookup_logprobs, measured_acceptance
-from multidraft.decoding.state import DecodeConfig, Row, State
+from multidraft.decoding.state import DecodeConfig, RunningRow, State
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import verify
@@ -94,7 +94,7 @@ def commit(state: State, targets: Targets, decision: Decision) -> State:
     return State(state.target, state.draft, rows, state.steps + (targets.logits is not None))
 
 
-def committed_places(row: Row, tree: TokenTree, path: list[int]) -> tuple[list[int], list[int]]:
+def committed_places(row: RunningRow, tree: TokenTree, path: list[int]) -> tuple[list[int], list[int]]:
     """The pending places that the draft model keeps, and the tokens that it has not read.
 
     `path` leads from the root to the last accepted node. The backlog stands before the tree, and is kept.
@@ -103,10 +103,10 @@ def committed_places(row: Row, tree: TokenTree, path: list[int]) -> tuple[list[i
     return kept, row.unread[tree.backlog :] + [tree.tokens[node] for node in path if node not in tree.read]
 
 
-def next_row(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[int]) -> Row:
+def next_row(row: RunningRow, tree: TokenTree, path: list[int], last: int, unread: list[int]) -> RunningRow:
     """The row after a step."""
     prefix = row.prefix
     if prefix is not None:
         emitted = [*(tree.tokens[node] for node in path[1:]), last]
         prefix = torch.cat([prefix, upload(emitted, prefix.device, prefix.dtype)])
-    return Row(row.sampling, row.random, last, row.position + len(path), unread, prefix, None, row.num_logprobs)
+    return RunningRow(row.sampling, row.random, last, row.position + len(path), unread, prefix, None, row.num_logprobs)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.state import Row, prefixes_of
+from multidraft.decoding.state import RunningRow, prefixes_of
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual, WalkResult
 from multidraft.sampling.from_logits import is_greedy, most_likely_tokens, target_distributions
@@ -24,7 +24,7 @@ from multidraft.sampling.gate import RowFault, upcast
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import pick_each
 
-Place = tuple[int, int]  # a row and a node of its tree
+RowNode = tuple[int, int]  # a row and a node of its tree
 PlaceValues = Float[np.ndarray, " places"]  # numbers at the ids of a draft law, and in the last place of all others
 Ids = Int[np.ndarray, " support"]
 NO_IDS = np.empty(0, np.int64)  # of a node at which nothing is drafted
@@ -122,14 +122,14 @@ class Targets:
 
     def __init__(
         self,
-        rows: list[Row],
+        rows: list[RunningRow],
         trees: list[TokenTree],
         logits: Float[Tensor, "rows nodes vocabulary"] | None,
         faults: dict[int, RowFault] | None = None,
     ):
         self.rows, self.trees, self.logits = rows, trees, logits
         self.faults = {**(faults or {})}  # of rows that cannot go on
-        self.known: dict[Place, NodeTarget] = {}
+        self.known: dict[RowNode, NodeTarget] = {}
 
     def fetch(self, numbers: list[float]) -> None:
         """Copy what the CPU has to know of all nodes; where the logits are on it there is nothing to copy.
@@ -137,7 +137,7 @@ class Targets:
         `numbers` are those that each row's last token is drawn with.
         """
 
-    def lines(self, places: list[Place]) -> Float[Tensor, "places vocabulary"]:
+    def lines(self, places: list[RowNode]) -> Float[Tensor, "places vocabulary"]:
         """The target's logits at nodes; rows without logits at their roots have taken part in a pass."""
         root_logits, logits = [self.rows[row].root_logits for row, _ in places], self.logits
         if logits is None or any(line is not None for line in root_logits):
@@ -148,14 +148,14 @@ class Targets:
             return logits[:, 0]  # no copy: where nothing is drafted in a large batch, it takes as long as the rule
         return logits[rows[0], nodes[0]][None] if len(rows) == 1 else take(logits, rows, nodes)
 
-    def at(self, places: list[Place]) -> list[NodeTarget]:
+    def at(self, places: list[RowNode]) -> list[NodeTarget]:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""
         new_places = [place for place in places if place not in self.known]
         self.known |= self.likeliest_tokens([place for place in new_places if is_greedy(self.rows[place[0]].sampling)])
         self.known |= self.whole_targets([place for place in new_places if place not in self.known])
         return [self.known[place] for place in places]
 
-    def likeliest_tokens(self, places: list[Place]) -> dict[Place, NodeTarget]:
+    def likeliest_tokens(self, places: list[RowNode]) -> dict[RowNode, NodeTarget]:
         """The targets at nodes of rows at temperature 0, those left out whose logits make no distribution."""
         if not places:
             return {}
@@ -167,7 +167,7 @@ class Targets:
             if isfinite(float(line[token]))
         }
 
-    def whole_targets(self, places: list[Place]) -> dict[Place, NodeTarget]:
+    def whole_targets(self, places: list[RowNode]) -> dict[RowNode, NodeTarget]:
         """The targets at nodes, whatever the rows' settings."""
         if not places:
             return {}
@@ -178,7 +178,7 @@ class Targets:
             self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
         return {place: NodeTarget(line, self.ids_at(place)) for place, line in zip(places, lines, strict=True)}
 
-    def ids_at(self, place: Place) -> Ids:
+    def ids_at(self, place: RowNode) -> Ids:
         """The tokens that the draft law of a node can draw; none where nothing is drafted."""
         row, node = place
         law = self.trees[row].laws.get(node)

@@ -15,7 +15,7 @@ from multidraft.decoding.shapes import TREE_FORMS as TREE_FORMS
 from multidraft.decoding.shapes import Tree as Tree
 from multidraft.decoding.shapes import TreeShape
 
-Path = tuple[int, ...]
+NodePath = tuple[int, ...]
 MIN_COMPLETE_MASS = 0.999  # the sum of probabilities from which on nothing is missing
 
 

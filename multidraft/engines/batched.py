@@ -28,7 +28,7 @@ from multidraft.verification.scheme import Scheme
 Numbers = Float[Tensor, " rows"]
 Nodes = Int[Tensor, " rows"]  # of each row's tree, -1 for none
 Yes = Bool[Tensor, " rows"]
-Weights = Float[Tensor, "rows vocabulary"]
+RowWeights = Float[Tensor, "rows vocabulary"]
 Verified = tuple[Int[Tensor, " nodes_of_all"], Int[Tensor, "rows depth"], Int[Tensor, " rows"]]
 
 LAWS_OF_RULES: dict[Any, tuple[type[Law], ...]] = {
@@ -77,7 +77,7 @@ def verify_batched(
         raise AdviceError(f"{scheme.name} with walk={walk!r} and siblings {tuple(siblings)} needs verify_tree; use it")
     drafts = target_probs if draft_probs is None else draft_probs
     trees = Trees(candidates, retrieve_next_token, retrieve_next_sibling, target_probs, drafts, scheme)
-    coins = Coins(uniform_samples.double())
+    coins = BatchedCoins(uniform_samples.double())
     path, length, weights = (commit if walk == "commit" else deferred_on_chains)(trees, coins, siblings)
     last = pick(weights, uniform_samples_for_final_sampling.double()[:, None])
     return answer_tensors(candidates, retrieve_index, path, length, last, num_speculative_tokens)
@@ -88,10 +88,10 @@ class Ended(NamedTuple):
 
     path: Int[Tensor, "rows depth"]  # the nodes that were walked on, from the root; after `length` they mean nothing
     length: Int[Tensor, " rows"]  # of the nodes below the root, those that are accepted
-    weights: Weights  # what the one more token is drawn from
+    weights: RowWeights  # what the one more token is drawn from
 
 
-class Coins:
+class BatchedCoins:
     """Coins from a few uniform numbers a row, as `verify_tree` throws them: what a flip leaves of its number serves
     again when all others have had their turn.
     """
@@ -132,11 +132,11 @@ class Trees:
             children.append(entry(self.next_sibling, children[-1]))
         return torch.stack(children, -1)
 
-    def target_at(self, node: Nodes) -> Weights:
+    def target_at(self, node: Nodes) -> RowWeights:
         """The target's distribution at a node of each row, in float64."""
         return line(self.target, node).double()
 
-    def outcome(self, node: Nodes, children: Int[Tensor, "rows siblings"], target: Weights) -> Outcome:
+    def outcome(self, node: Nodes, children: Int[Tensor, "rows siblings"], target: RowWeights) -> Outcome:
         """The rule's outcome at a node of each row; nonsense where it has no children."""
         drafted = torch.stack([entry(self.candidates, child) for child in children.unbind(-1)], -1)
         draft = line(self.draft, node.clamp(max=self.draft.shape[1] - 1)).double()
@@ -150,7 +150,7 @@ def entry(table: Int[Tensor, "rows nodes"], node: Nodes) -> Int[Tensor, " rows"]
     return torch.where(node >= 0, table.long().gather(1, node.clamp(min=0)[:, None])[:, 0], -1)
 
 
-def line(values: Float[Tensor, "rows nodes vocabulary"], node: Nodes) -> Weights:
+def line(values: Float[Tensor, "rows nodes vocabulary"], node: Nodes) -> RowWeights:
     """The values at a node of each row."""
     return values.gather(1, node[:, None, None].expand(-1, -1, values.shape[-1]))[:, 0]
 
@@ -166,7 +166,7 @@ def accept_masses(outcome: Outcome) -> Float[Tensor, "rows siblings"]:
     return torch.where(is_first & (total > MIN_ACCEPT_MASS), total, 0.0)
 
 
-def commit(trees: Trees, coins: Coins, siblings: Sequence[int]) -> Ended:
+def commit(trees: Trees, coins: BatchedCoins, siblings: Sequence[int]) -> Ended:
     """`walks.commit`: at every node a child, or what the rule leaves."""
     node = trees.root()
     walks, path, length = node == 0, [node], torch.zeros_like(node)
@@ -185,7 +185,7 @@ def commit(trees: Trees, coins: Coins, siblings: Sequence[int]) -> Ended:
 
 
 def choose(
-    coins: Coins, children: Int[Tensor, "rows siblings"], masses: Float[Tensor, "rows siblings"], asks: Yes
+    coins: BatchedCoins, children: Int[Tensor, "rows siblings"], masses: Float[Tensor, "rows siblings"], asks: Yes
 ) -> Nodes:
     """The first child whose coin shows yes, -1 for none."""
     chosen, left = torch.full_like(children[:, 0], -1), torch.ones_like(masses[:, 0])
@@ -200,10 +200,10 @@ class Visited(NamedTuple):
 
     walks: Yes  # the rows that came to it
     left: Numbers  # the probability that remains once its child has had its say
-    residual: Weights
+    residual: RowWeights
 
 
-def deferred_on_chains(trees: Trees, coins: Coins, siblings: Sequence[int]) -> Ended:
+def deferred_on_chains(trees: Trees, coins: BatchedCoins, siblings: Sequence[int]) -> Ended:
     """`walks.deferred` where every node has at most one child, which is block verification.
 
     First down, entering each child with what it may claim, then up again: the deepest node whose coin shows yes ends
@@ -229,7 +229,7 @@ def deferred_on_chains(trees: Trees, coins: Coins, siblings: Sequence[int]) -> E
     return way_up(trees, coins, visits, Ended(torch.stack(path, -1), length, trees.target_at(node)), ends)
 
 
-def enter(coins: Coins, accept: Numbers, walks: Yes) -> tuple[Yes, Numbers]:
+def enter(coins: BatchedCoins, accept: Numbers, walks: Yes) -> tuple[Yes, Numbers]:
     """The rows that enter a child which may claim so much, and the weight that they enter it with."""
     share = accept.clamp(max=1.0)
     is_partial = share <= MAX_PARTIAL_SHARE
@@ -238,7 +238,7 @@ def enter(coins: Coins, accept: Numbers, walks: Yes) -> tuple[Yes, Numbers]:
     return (can & is_free) | coins.flip(share / entered, can & ~is_free), entered
 
 
-def way_up(trees: Trees, coins: Coins, visits: list[Visited], bottom: Ended, ends: Yes) -> Ended:
+def way_up(trees: Trees, coins: BatchedCoins, visits: list[Visited], bottom: Ended, ends: Yes) -> Ended:
     """From the deepest node upwards, every row that has not ended may end with what the rule leaves at a node."""
     length, weights = bottom.length, bottom.weights
     for depth, (walks, left, residual) in reversed([*enumerate(visits)]):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multidraft.decoding.verify import accept_masses, check_walk
 from multidraft.decoding.walks import Coin, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
-from multidraft.engines.batched import is_batched, verify_batched
+from multidraft.engines.batched import Verified, is_batched, verify_batched
 from multidraft.errors import AdviceError, is_integer, quote
 from multidraft.transfer import upload
 from multidraft.verification.distributions import check_distribution, describe, has_values, pick_each, uniform
@@ -27,7 +27,6 @@ from multidraft.verification.scheme import Scheme
 TABLES = ("candidates", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 LAST_UNIFORMS = "uniform_samples_for_final_sampling"
 MAX_DEPTH = 2**16  # nodes of a path: the answer has room for as many
-Verified = tuple[Int[Tensor, " nodes_of_all"], Int[Tensor, "rows depth"], Int[Tensor, " rows"]]
 
 
 def verify_tree(
@@ -82,7 +81,7 @@ def verify_tree(
         ]
         settings: dict[str, Any] = dict(scheme=chosen, walk=walk, siblings=siblings, num_speculative_tokens=depth)
         return verify_batched(*on_device, **settings)
-    walk_results = Batch(trees, target_probs, draft_probs, chosen).walk_trees(
+    walk_results = TreeBatch(trees, target_probs, draft_probs, chosen).walk_trees(
         walk, [Coins(row) for row in numbers.tolist()]
     )
     weights = torch.stack(
@@ -138,7 +137,7 @@ class VocabularyResidual(Residual):
 
 
 @dataclass(frozen=True)
-class Batch:
+class TreeBatch:
     """All rows' trees, what the models say at their nodes, and the scheme; called by `drive` for verdicts."""
 
     trees: list[Table]

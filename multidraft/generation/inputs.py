@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multidraft.autotune.controller import Limits, can_choose
+from multidraft.autotune.controller import TreeLimits, can_choose
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, TREE_FORMS, Tree
@@ -65,9 +65,9 @@ def resolve_config(
     drafters: int,
     measure: bool | int = False,
     **flags: Any,
-) -> tuple[DecodeConfig, TreePolicy, Limits | None, Path | None]:
+) -> tuple[DecodeConfig, TreePolicy, TreeLimits | None, Path | None]:
     """Configuration and policy for so many drafters; of trees that are to be chosen also limits and the plan's file."""
-    limits = Limits.parse(tree) if isinstance(tree, str) and tree.strip().lower().startswith("auto") else None
+    limits = TreeLimits.parse(tree) if isinstance(tree, str) and tree.strip().lower().startswith("auto") else None
     chosen_tree = tree if limits is None else FIXED_TREE
     chosen_tree = (
         Tree.parse(chosen_tree) if isinstance(chosen_tree, str) else chosen_tree
@@ -89,7 +89,7 @@ def number_or_default(value: bool | int, yes: Any, no: Any, name: str, use: str)
     return value
 
 
-def plan_file(plan: Any, limits: Limits | None) -> Path | None:
+def plan_file(plan: Any, limits: TreeLimits | None) -> Path | None:
     """The file of a plan; raises AdviceError where it is none, or nobody would read it."""
     if plan is not None and (not isinstance(plan, str | PathLike) or not str(plan)):
         raise AdviceError(f"plan is {quote(plan)}; give the file that `multidraft tune --out` has written")

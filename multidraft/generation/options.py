@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
 
-from multidraft.autotune.controller import Limits
+from multidraft.autotune.controller import TreeLimits
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.trace import OnTraceRecord
@@ -79,7 +79,7 @@ class Options:
         return min(count, self.max_num_seqs or count)
 
     @cached_property
-    def configuration(self) -> tuple[DecodeConfig, TreePolicy, Limits | None, Path | None]:
+    def configuration(self) -> tuple[DecodeConfig, TreePolicy, TreeLimits | None, Path | None]:
         """Configuration and policy; where trees are chosen while decoding, also their limits and the plan's file."""
         flags = dict(synchronise=self.synchronise)
         return resolve_config(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
@@ -100,7 +100,7 @@ class Options:
         return self.configuration[1]
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> TreeLimits | None:
         """The limits of trees that are chosen while decoding; None for a fixed tree."""
         return self.configuration[2]
 

@@ -150,7 +150,7 @@ class Object(Field):
 
 
 @dataclass(frozen=True)
-class Table(Field):
+class TableField(Field):
     """A JSON object whose keys match a pattern; all values have the same kind."""
 
     keys: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from multidraft.errors import AdviceError
-from multidraft.io.fields import Items, Maybe, Number, Object, Table, Text, Whole
+from multidraft.io.fields import Items, Maybe, Number, Object, TableField, Text, Whole
 from multidraft.judging.laws import Reported
 from multidraft.judging.observation import BROKEN_CHARACTER, ID_PREFIX, Token
 
@@ -73,10 +73,12 @@ LOGPROBS = Object(
         ),
         "tokens": Items(Text(), 0, MAX_ITEMS),
         "token_logprobs": Items(Maybe(LOGPROB), 0, MAX_ITEMS),
-        "top_logprobs": Items(Maybe(Table("(?s).*", str, LOGPROB, MAX_ITEMS)), 0, MAX_ITEMS),
+        "top_logprobs": Items(Maybe(TableField("(?s).*", str, LOGPROB, MAX_ITEMS)), 0, MAX_ITEMS),
     }
 )
-SCORED = Maybe(Table(r"\d+", str, Object({"logprob": Number(-math.inf, 1e-3, required=True)}), MAX_ITEMS))  # vLLM's
+SCORED = Maybe(
+    TableField(r"\d+", str, Object({"logprob": Number(-math.inf, 1e-3, required=True)}), MAX_ITEMS)
+)  # vLLM's
 CHOICE = Object(
     {"text": Text(most=2**26), "finish_reason": Text(), "logprobs": LOGPROBS, "token_ids": IDS, "prompt_token_ids": IDS}
     | {"prompt_logprobs": Items(SCORED, 0, MAX_ITEMS)}

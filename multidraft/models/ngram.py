@@ -17,7 +17,7 @@ from multidraft.errors import AdviceError, is_integer, quote
 from multidraft.models.reader import Lists, digest
 from multidraft.models.repeats import Match, SuffixAutomaton
 from multidraft.models.scores import Scores
-from multidraft.models.table import Prefix, PrefixModel
+from multidraft.models.table import PrefixModel, TokenPrefix
 from multidraft.verification.distributions import describe
 
 MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones
@@ -25,7 +25,7 @@ GUESS_WEIGHT = 0.01  # of a guess without any match
 MAX_CERTAINTY = 0.998  # of a look-up
 LONG_MATCH, MAX_AWAY = 4, 8  # tokens: after which a copy that is left may go on; in which it has to
 MAX_RUN = 1000  # tokens of a run that is looked up, unless somebody says otherwise
-Law = dict[int, float]  # probabilities by token; the rest of the probability is not known
+TokenLaw = dict[int, float]  # probabilities by token; the rest of the probability is not known
 
 
 class History:
@@ -33,8 +33,8 @@ class History:
 
     def __init__(self, longest: int):
         self.longest, self.num_read = longest, 0
-        self.followers: dict[Prefix, dict[int, int]] = {}  # how often by token, the latest one last
-        self.counted: dict[Prefix, tuple[int, int, dict[int, int]]] = {}
+        self.followers: dict[TokenPrefix, dict[int, int]] = {}  # how often by token, the latest one last
+        self.counted: dict[TokenPrefix, tuple[int, int, dict[int, int]]] = {}
 
     def read(self, text: Sequence[int]) -> None:
         """Go on to the end of a text of which the beginning has been read."""
@@ -42,14 +42,14 @@ class History:
             self.note(tuple(text[max(place - self.longest, 0) : place]), text[place])
             self.num_read = place + 1
 
-    def note(self, before: Prefix, token: int) -> None:
+    def note(self, before: TokenPrefix, token: int) -> None:
         """Read a token behind the last ones before it."""
         for run in runs(before, self.longest):
             followers = self.followers.setdefault(run, {})
             followers[token] = followers.pop(token, 0) + 1
             self.counted.pop(run, None)
 
-    def counts(self, run: Prefix) -> tuple[int, int, dict[int, int]]:
+    def counts(self, run: TokenPrefix) -> tuple[int, int, dict[int, int]]:
         """How often anything followed a run, how many different tokens did, and how often the most frequent ones."""
         if run not in self.counted:
             followers = self.followers[run]
@@ -155,7 +155,7 @@ def size_class(length: int) -> int:
     return length if length < 4 else 1 + length.bit_length()
 
 
-def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
+def runs(prefix: TokenPrefix, longest: int) -> Iterator[TokenPrefix]:
     """The last tokens of a prefix, the longest run first, the empty one last."""
     for start in range(max(len(prefix) - longest, 0), len(prefix) + 1):
         yield prefix[start:]
@@ -195,10 +195,10 @@ class CountingReader(PrefixModel):
             self.read(row)  # up to these paths, which come next time
 
     @abstractmethod
-    def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]  # `scores` makes logits of it
+    def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]  # `scores` makes logits of it
         """What is known of the token after a prefix."""
 
-    def scores(self, prefixes: list[list[Prefix]], width: int) -> Scores:
+    def scores(self, prefixes: list[list[TokenPrefix]], width: int) -> Scores:
         laws = [[self.next_token(row, prefix) for prefix in row_prefixes] for row, row_prefixes in enumerate(prefixes)]
         columns = max((len(law) for row_laws in laws for law in row_laws), default=1)
         ids, logits = np.zeros((len(laws), width, columns), np.int64), np.full((len(laws), width, columns), -np.inf)
@@ -246,8 +246,8 @@ class NGram(CountingReader):
         model.corpus = self.corpus
         return model
 
-    def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]
-        law, remaining, histories = Law(), 1.0, (self.read(row), self.corpus)
+    def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]
+        law, remaining, histories = TokenLaw(), 1.0, (self.read(row), self.corpus)
         for run in runs(prefix, self.longest):
             for history in histories:
                 if run in history.followers:
@@ -300,7 +300,7 @@ class Lookup(CountingReader):
     def new(self, capacity: int) -> "Lookup":
         return Lookup(self.vocabulary, self.longest)
 
-    def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]
+    def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]
         matches = self.read(row)
         guess = matches.next_token(prefix[matches.num_read - len(self.rows[row].kept) :])
         token, certainty = guess or (prefix[-1], GUESS_WEIGHT)

@@ -13,7 +13,7 @@ from torch import Tensor
 from multidraft.models.reader import Lists, Reader, Row, Scored, count_scored
 from multidraft.models.scores import Scores
 
-Prefix = tuple[int, ...]
+TokenPrefix = tuple[int, ...]
 
 
 class PrefixModel(Reader):
@@ -29,7 +29,7 @@ class PrefixModel(Reader):
         self.vocabulary = vocabulary
 
     @abstractmethod
-    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
+    def next_token(self, row: int, prefix: TokenPrefix) -> Float[Tensor, " vocabulary"]:
         """Probabilities of the token that follows `prefix`."""
 
     def encode(self, tokens: list[int]) -> list[int]:
@@ -40,7 +40,7 @@ class PrefixModel(Reader):
         prefixes = [self.prefixes(row, count) for row, count in zip(self.rows, counts, strict=True)]
         return self.scores(prefixes, max(counts, default=0))
 
-    def prefixes(self, row: Row, count: int) -> list[Prefix]:
+    def prefixes(self, row: Row, count: int) -> list[TokenPrefix]:
         """The tokens up to each of a row's last pending ones."""
         nodes, kept = range(len(row.tokens) - count, len(row.tokens)), self.last_kept(row)
         return [(*kept, *(row.tokens[place] for place in row.path(node))) for node in nodes]
@@ -49,7 +49,7 @@ class PrefixModel(Reader):
         """The last kept tokens of a row, as many as are looked at."""
         return row.kept if self.looks_back is None else row.kept[max(len(row.kept) - self.looks_back, 0) :]
 
-    def scores(self, prefixes: list[list[Prefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
+    def scores(self, prefixes: list[list[TokenPrefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
         """The logits after each row's prefixes, of which no row has more than `width`."""
         logits = torch.zeros(len(prefixes), width, self.vocabulary, dtype=self.dtype)
         for row, row_prefixes in enumerate(prefixes):
@@ -66,25 +66,25 @@ class TableModel(PrefixModel):
 
     dtype = torch.float64
 
-    def __init__(self, conditional: Callable[[Prefix], Tensor], vocabulary: int):
+    def __init__(self, conditional: Callable[[TokenPrefix], Tensor], vocabulary: int):
         super().__init__(vocabulary)
         self.conditional = conditional
 
-    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
+    def next_token(self, row: int, prefix: TokenPrefix) -> Float[Tensor, " vocabulary"]:
         return self.conditional(prefix)
 
     def new(self, capacity: int) -> "TableModel":
         return TableModel(self.conditional, self.vocabulary)
 
 
-def random_table(vocabulary: int, depth: int, seed: int, concentration: float = 1.0) -> Callable[[Prefix], Tensor]:
+def random_table(vocabulary: int, depth: int, seed: int, concentration: float = 1.0) -> Callable[[TokenPrefix], Tensor]:
     """A conditional that depends on the last `depth` tokens, each row drawn once from a symmetric Dirichlet law.
 
     A small `concentration` gives peaked rows.  The draw depends on seed and tokens only, not on the order of the calls.
     """
 
     @cache
-    def row(suffix: Prefix) -> Tensor:
+    def row(suffix: TokenPrefix) -> Tensor:
         # tokens count from 1 because numpy does not tell a seed from the same seed followed by zeros
         generator = np.random.default_rng([seed, *(token + 1 for token in suffix)])
         return torch.from_numpy(generator.dirichlet(np.full(vocabulary, concentration)))

@@ -25,7 +25,7 @@ MAX_TAIL = 1e-3  # probability that the tokens left out hold at most
 RANKING_TEMPERATURE = 8.0  # at which the most likely tokens are found that temperature 0 then ranks
 STEPS_PER_NAT, NUM_BINS = 8, 256  # scores are binned by their distance from the largest; lower ones have no weight
 Columns = Float[Tensor, "lines columns"]
-Ids = Int[Tensor, "*lines columns"] | None  # the token id of every column
+ColumnIds = Int[Tensor, "*lines columns"] | None  # the token id of every column
 IdTable = Int[np.ndarray, " columns"] | None  # the same on the CPU
 Places = Int[np.ndarray, " k"]
 Weights = Float[np.ndarray, " k"]
@@ -49,7 +49,7 @@ def draft_distributions(
     *,
     drafts: int,
     vocabulary: int,
-    ids: Ids = None,
+    ids: ColumnIds = None,
 ) -> tuple[list[DraftDistribution], Faults]:
     """The distributions that drafts are drawn from, in float64 on the CPU, and the faults of lines that have none.
 
@@ -116,7 +116,7 @@ def distributions_of_group(
     sampling: Sampling,
     prefixes: Prefixes | None,
     drafts: int,
-    ids: Ids,
+    ids: ColumnIds,
     vocabulary: int,
 ) -> list[DraftDistribution]:
     """The distributions of lines with the same settings; one has no tokens if its line makes no distribution."""
@@ -145,7 +145,7 @@ def distributions_of_group(
 
 
 def from_device(
-    logits: Columns, ids: Ids, count: int, whole_weights: Float[Tensor, " lines"] | None
+    logits: Columns, ids: ColumnIds, count: int, whole_weights: Float[Tensor, " lines"] | None
 ) -> tuple[Float[Tensor, "lines k"], Int[Tensor, "*lines k"] | None, Float[Tensor, " lines"] | None]:
     """The `count` most likely columns in ascending order, their ids and the weights: all of it in one copy."""
     weights = logits.new_empty(0) if whole_weights is None else whole_weights
@@ -204,7 +204,7 @@ def vanishing_weights(count: int, dtype: torch.dtype, device: torch.device) -> F
     return weights / weights.sum()
 
 
-def scatter_to_vocabulary(logits: Columns, ids: Ids, vocabulary: int) -> Lines:
+def scatter_to_vocabulary(logits: Columns, ids: ColumnIds, vocabulary: int) -> Lines:
     """Scores for the whole vocabulary, as processors expect them; minus infinity for tokens without a column."""
     if ids is None:
         return torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[-1]), value=-torch.inf)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from multidraft.errors import AdviceError, optional, quote
-from multidraft.sampling.thinking import Path, Thinking
+from multidraft.sampling.thinking import Thinking, TokenPath
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,16 +88,16 @@ class PathMasks:
         self.text_ends = [token for token in ends if not special(token)]  # which may be a part of the text, too
         self.special_ends = [*self.ends.difference(self.text_ends)]
         self.not_ends = [token for token in grammar.tokenizer.eos_tokens if token not in self.ends]
-        self.kept: OrderedDict[Path, np.ndarray] = OrderedDict()  # packed, by path
+        self.kept: OrderedDict[TokenPath, np.ndarray] = OrderedDict()  # packed, by path
         self.matcher: Any = None
-        self.path: Path = ()  # of the matcher
+        self.path: TokenPath = ()  # of the matcher
         self.restart()
 
     def restart(self) -> None:
         """A new matcher, at the beginning."""
         self.matcher, self.path = self.grammar.matcher.deep_copy(), ()
 
-    def forbidden(self, path: Path) -> Mask:
+    def forbidden(self, path: TokenPath) -> Mask:
         """The tokens that may not follow; raises AdviceError where the grammar becomes too complex.
 
         All may follow an end of text, or a path that the grammar does not allow: no row ever comes to draw there.
@@ -109,7 +109,7 @@ class PathMasks:
         self.kept.move_to_end(path)
         return np.unpackbits(self.kept[path], count=self.vocabulary).view(bool)
 
-    def compute_mask(self, path: Path) -> Mask:
+    def compute_mask(self, path: TokenPath) -> Mask:
         """The mask after a path: of its answer, and where that may begin with thinking of this, too."""
         thinking = self.grammar.thinking
         answer = path if thinking is None else thinking.answer_in(path)
@@ -136,7 +136,7 @@ class PathMasks:
             forbidden[self.text_ends] = False  # else they would stand behind the text
         return forbidden
 
-    def walk_to(self, path: Path) -> bool:
+    def walk_to(self, path: TokenPath) -> bool:
         """Move the matcher to the end of a path; returns whether the grammar allows the path."""
         shared = next(
             (place for place, pair in enumerate(zip(self.path, path, strict=False)) if pair[0] != pair[1]),

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 DEFAULT_NEW_TOKENS = 128
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # by a model's configuration, as in vLLM
 MAX_LENGTH = Range(int, 1, MAX_TOKENS)
-Number = float | int | None
-Count = int | None
+OptionalNumber = float | int | None
+OptionalCount = int | None
 PUBLIC_FIELD: dict[str, Any] = dict(option=True, served=FIELD_NAME)  # on the command line and in requests
 SERVED_ONLY: dict[str, Any] = dict(transformers=None, served=FIELD_NAME)
 warper = partial(setting, only_sampling=True)
@@ -68,40 +68,40 @@ class SamplingParams:
     """
 
     # When a row ends. Without max_new_tokens and max_length, after DEFAULT_NEW_TOKENS.
-    max_new_tokens: Count = setting(MAX_LENGTH, "New tokens for each prompt.", option=True)
-    max_length: Count = setting(MAX_LENGTH, "Tokens of a sequence, with its prompt.")
-    max_time: Number = setting(Range(float, 0, 1e9), "Seconds after which no step begins.")
+    max_new_tokens: OptionalCount = setting(MAX_LENGTH, "New tokens for each prompt.", option=True)
+    max_length: OptionalCount = setting(MAX_LENGTH, "Tokens of a sequence, with its prompt.")
+    max_time: OptionalNumber = setting(Range(float, 0, 1e9), "Seconds after which no step begins.")
     stop: str | Sequence[str] | None = setting(
         check_stop_strings, "Text that ends a row; may be repeated.", transformers="stop_strings", option=True
     )
     eos_token_id: Any = setting(check_tokens, "Tokens that end a row. Default: the target's.")
-    num_return_sequences: Count = setting(Range(int, 1, 4096), "Rows for each prompt.", default=1, served="n")
+    num_return_sequences: OptionalCount = setting(Range(int, 1, 4096), "Rows for each prompt.", default=1, served="n")
 
     # Penalties and constraints
     sequence_bias: Any = setting(
         check_sequence_biases, "Added to the logit of a sequence's last token.", "SequenceBiasLogitsProcessor"
     )
-    encoder_repetition_penalty: Number = setting(
+    encoder_repetition_penalty: OptionalNumber = setting(
         FACTOR, "Above 1, tokens of the prompt become likelier.", make.encoder_repetition, off=(1,), reads_prompt=True
     )
-    repetition_penalty: Number = setting(
+    repetition_penalty: OptionalNumber = setting(
         FACTOR,
         "Above 1, earlier tokens become less likely.",
         "RepetitionPenaltyLogitsProcessor",
         off=(1,),
         **PUBLIC_FIELD,
     )
-    no_repeat_ngram_size: Count = setting(
+    no_repeat_ngram_size: OptionalCount = setting(
         TOKEN_COUNT, "No n-gram of this size occurs twice.", "NoRepeatNGramLogitsProcessor", off=(0,)
     )
-    encoder_no_repeat_ngram_size: Count = setting(
+    encoder_no_repeat_ngram_size: OptionalCount = setting(
         TOKEN_COUNT, "No n-gram of this size of the prompt recurs.", make.encoder_ngrams, off=(0,), reads_prompt=True
     )
     bad_words_ids: Any = setting(check_sequences, "Sequences that never occur.", make.bad_words)
-    min_length: Count = setting(
+    min_length: OptionalCount = setting(
         TOKEN_COUNT, "Tokens of a sequence, with its prompt, before it may end.", make.min_length, off=(0,)
     )
-    min_new_tokens: Count = setting(
+    min_new_tokens: OptionalCount = setting(
         TOKEN_COUNT, "New tokens before a row may end.", make.min_new_tokens, off=(0,), served="min_tokens"
     )
     forced_bos_token_id: Any = setting(
@@ -119,14 +119,14 @@ class SamplingParams:
     logit_bias: Mapping[int, float | int] | None = setting(
         check_biases, "Added to the logits of tokens.", "LogitBias", off=({},), transformers=None
     )
-    presence_penalty: Number = setting(
+    presence_penalty: OptionalNumber = setting(
         PENALTY, "Subtracted from the logit of a token that was generated.", make.count_penalty, off=(0,), **SERVED_ONLY
     )
-    frequency_penalty: Number = setting(
+    frequency_penalty: OptionalNumber = setting(
         PENALTY, "The same for each time that it was generated.", make.count_penalty, off=(0,), **SERVED_ONLY
     )
     grammar: Any = setting(check_grammar, "What the text must look like.", make.grammar_mask, transformers=None)
-    top_n_sigma: Number = warper(
+    top_n_sigma: OptionalNumber = warper(
         Range(float, 0, 100, also={-1: "off"}),
         "Sample from tokens within n standard deviations of the largest logit.",
         "TopNSigma",
@@ -136,47 +136,47 @@ class SamplingParams:
     )
 
     # Temperature and filters
-    temperature: Number = warper(
+    temperature: OptionalNumber = warper(
         TEMPERATURE, "0 decodes greedily.", "TemperatureLogitsWarper", default=1.0, off=(1,), **PUBLIC_FIELD
     )
-    top_h: Number = warper(
+    top_h: OptionalNumber = warper(
         POSITIVE_PROBABILITY, "Sample from the tokens that hold this part of the entropy.", "TopHLogitsWarper"
     )
-    top_k: Count = warper(
+    top_k: OptionalCount = warper(
         TOP_K, "Sample from the k most likely tokens.", "TopKLogitsWarper", served_off=(0, -1), **PUBLIC_FIELD
     )
-    top_p: Number = warper(
+    top_p: OptionalNumber = warper(
         POSITIVE_PROBABILITY, "Sample from the smallest set that holds p.", "TopPLogitsWarper", off=(1,), **PUBLIC_FIELD
     )
-    min_p: Number = warper(
+    min_p: OptionalNumber = warper(
         PROBABILITY,
         "Sample from tokens at least p times as likely as the top.",
         "MinPLogitsWarper",
         off=(0,),
         **PUBLIC_FIELD,
     )
-    typical_p: Number = warper(
+    typical_p: OptionalNumber = warper(
         POSITIVE_PROBABILITY,
         "Sample from the most typical tokens that hold p.",
         "TypicalLogitsWarper",
         off=(1,),
         served=FIELD_NAME,
     )
-    epsilon_cutoff: Number = warper(
+    epsilon_cutoff: OptionalNumber = warper(
         CUTOFF, "Sample from tokens that are at least as likely.", "EpsilonLogitsWarper", off=(0,)
     )
-    eta_cutoff: Number = warper(
+    eta_cutoff: OptionalNumber = warper(
         CUTOFF, "As epsilon_cutoff, but lower where the entropy is high.", make.eta_cutoff, off=(0,)
     )
     watermarking_config: Any = setting(check_anything, "Favours the tokens of a green list.", make.watermark)
     renormalize_logits: bool | None = setting(FLAG, "Has no effect: distributions are always normalised.")
 
     # Of the draft model alone
-    draft_temperature: Number = setting(
+    draft_temperature: OptionalNumber = setting(
         TEMPERATURE, "Of the draft. Default: the temperature.", transformers=None, option=True
     )
-    draft_top_k: Count = setting(TOP_K, "Of the draft. Default: top_k.", transformers=None)
-    draft_top_p: Number = setting(POSITIVE_PROBABILITY, "Of the draft. Default: top_p.", transformers=None)
+    draft_top_k: OptionalCount = setting(TOP_K, "Of the draft. Default: top_k.", transformers=None)
+    draft_top_p: OptionalNumber = setting(POSITIVE_PROBABILITY, "Of the draft. Default: top_p.", transformers=None)
 
     def __post_init__(self) -> None:
         self.check()

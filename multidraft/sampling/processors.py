@@ -18,8 +18,8 @@ from multidraft.transfer import take, upload
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
-Tokens = Int[Tensor, "rows length"]
-Scores = Float[Tensor, "rows vocabulary"]
+RowTokens = Int[Tensor, "rows length"]
+RowScores = Float[Tensor, "rows vocabulary"]
 
 # By name, because versions of transformers differ in what they have.
 FILTERS = {"TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"}
@@ -48,7 +48,7 @@ class LogitBias(BlindProcessor):
     def __init__(self, bias: dict[int, float | int]):
         self.tokens, self.values = list(bias), list(bias.values())
 
-    def __call__(self, input_ids: Tokens | None, scores: Scores) -> Scores:
+    def __call__(self, input_ids: RowTokens | None, scores: RowScores) -> RowScores:
         scores = scores.clone()
         scores[:, self.tokens] += torch.tensor(self.values, dtype=scores.dtype, device=scores.device)
         return scores
@@ -64,7 +64,7 @@ class TopNSigma(BlindProcessor):
     def __init__(self, n: float | int):
         self.n = n
 
-    def __call__(self, input_ids: Tokens | None, scores: Scores) -> Scores:
+    def __call__(self, input_ids: RowTokens | None, scores: RowScores) -> RowScores:
         is_finite = scores.isfinite()
         count = is_finite.sum(-1, keepdim=True)
         mean = scores.where(is_finite, 0.0).sum(-1, keepdim=True) / count
@@ -78,7 +78,7 @@ class CountPenalty(LogitsProcessor):
     def __init__(self, presence: float | int, frequency: float | int, prompt_length: int):
         self.presence, self.frequency, self.prompt_length = presence, frequency, prompt_length
 
-    def __call__(self, input_ids: Tokens, scores: Scores) -> Scores:
+    def __call__(self, input_ids: RowTokens, scores: RowScores) -> RowScores:
         new = input_ids[:, self.prompt_length :]
         count = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new, dtype=scores.dtype))
         return scores - self.presence * (count > 0) - self.frequency * count
@@ -90,7 +90,7 @@ class GrammarMask(LogitsProcessor):
     def __init__(self, grammar: Grammar, ends: Sequence[int], vocabulary: int, prompt_length: int):
         self.masks, self.prompt_length = PathMasks(grammar, ends, vocabulary), prompt_length
 
-    def __call__(self, input_ids: Tokens, scores: Scores) -> Scores:
+    def __call__(self, input_ids: RowTokens, scores: RowScores) -> RowScores:
         new = input_ids[:, self.prompt_length :].tolist()
         forbidden = torch.from_numpy(np.stack([self.masks.forbidden(tuple(tokens)) for tokens in new]))
         return scores.masked_fill(forbidden.to(scores.device), -torch.inf)
@@ -102,7 +102,7 @@ class OneByOne(LogitsProcessor):
     def __init__(self, processor: LogitsProcessor):
         self.processor = processor
 
-    def __call__(self, input_ids: Tokens, scores: Scores) -> Scores:
+    def __call__(self, input_ids: RowTokens, scores: RowScores) -> RowScores:
         pairs = zip(input_ids.split(1), scores.split(1), strict=True)
         return torch.cat([self.processor(ids, row) for ids, row in pairs])
 

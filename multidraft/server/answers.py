@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -32,11 +32,11 @@ from multidraft.server.calls import CallDelta, CallReader, ThoughtReader, calls_
 from multidraft.server.process import error_as_json
 from multidraft.server.service import Service
 from multidraft.server.structured import has_form
+from multidraft.server.tools import Json
 
 LOG = logging.getLogger(__name__)
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 MIN_LOGPROB = -9999.0  # in place of minus infinity, for which JSON has no number
-Json = dict[str, Any]
 
 
 class Origin(NamedTuple):
@@ -374,7 +374,7 @@ class StreamUnread(Exception):
     """A client has not read its stream in time. Not an OSError: Starlette takes that for a lost connection."""
 
 
-class Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Streams events. Cancels the request when the client disconnects, or reads too slowly.
 
     A slow client is cut off because its unread events would stay in memory.
@@ -408,7 +408,7 @@ class Stream(StreamingResponse):
 async def reply(request: Request, completion: Completion) -> Response:
     """The response, streamed or whole as the request asks."""
     if completion.body.stream:
-        return Stream(completion)
+        return EventStream(completion)
     response = asyncio.ensure_future(completion.full_response())
     disconnect = asyncio.ensure_future(wait_for_disconnect(request))
     try:

@@ -24,7 +24,7 @@ TokenLimit = Annotated[int, Field(ge=-1, lt=2**31)]
 ALL_THE_ROOM = -1  # as a number of tokens
 LongText = Annotated[str, Field(max_length=2**20)]
 FAIL_FAST = Field(fail_fast=True)  # else a list with 100,000 wrong items would take seconds to refuse
-Tokens = Annotated[list[Token], FAIL_FAST]
+TokenList = Annotated[list[Token], FAIL_FAST]
 MAX_BIASES = 1024
 NO_DEFAULTS: Mapping[str, Any] = {}
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
@@ -86,7 +86,7 @@ class GenerationBody(SamplingBody, PromptBody):
     logit_bias: Biases | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
-    stop_token_ids: Tokens | None = None
+    stop_token_ids: TokenList | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
@@ -156,7 +156,7 @@ class CompletionBody(GenerationBody):
 
     route = "completions"
 
-    prompt: LongText | Tokens | Annotated[list[LongText], FAIL_FAST] | Annotated[list[Tokens], FAIL_FAST]
+    prompt: LongText | TokenList | Annotated[list[LongText], FAIL_FAST] | Annotated[list[TokenList], FAIL_FAST]
     echo: bool | None = None
     logprobs: Count | None = None
 
@@ -285,7 +285,7 @@ class TokenizeBody(Conversation):
 class DetokenizeBody(BaseModel):
     """Tokens whose text is asked for."""
 
-    tokens: Tokens
+    tokens: TokenList
 
 
 def sampling_values(body: GenerationBody, defaults: Mapping[str, Any] = NO_DEFAULTS) -> dict[str, Any]:

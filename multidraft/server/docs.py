@@ -1,14 +1,14 @@
 """`/docs`: the routes and the fields of their bodies on a page of plain HTML, which loads nothing from elsewhere."""
 
 from html import escape
-from typing import Any
+
+from multidraft.server.tools import Json
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color-scheme:light dark}"
     "h2{font-size:1.1em;margin-top:2em}table{border-collapse:collapse;width:100%}"
     "td{border-top:1px solid #8884;padding:.2em .6em .2em 0;vertical-align:top}code{font-size:.95em}"
 )
-Json = dict[str, Any]
 
 
 def docs_page(schema: Json) -> str:

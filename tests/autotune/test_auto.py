@@ -17,8 +17,8 @@ from steps import law_error
 
 import multidraft as md
 from multidraft.autotune import controller, plans
-from multidraft.autotune.controller import Auto, Limits, work_of
-from multidraft.autotune.estimates import CLASSES, Costs, Rates, Work
+from multidraft.autotune.controller import Auto, TreeLimits, work_of
+from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.decoding.policy import Plan, TreePolicy
@@ -40,13 +40,13 @@ RIGHT, WRONG, EVEN = (
 unchecked = pytest.mark.usefixtures("unchecked")  # hints are checked in shorter runs
 
 
-def sloped(first: float, slope: float = 2.0) -> Rates:
+def sloped(first: float, slope: float = 2.0) -> TreeRates:
     """Acceptance that rises with confidence: chances to miss fall by a power between 1 / slope and slope."""
     return replace(rates(first), confidence=slope ** np.linspace(-1, 1, CLASSES))
 
 
 def growing(
-    true_rates: Rates, price: Costs, nodes: int = 32, depth: int = 16, rate=0.1, kind: Cost = "pass"
+    true_rates: TreeRates, price: Costs, nodes: int = 32, depth: int = 16, rate=0.1, kind: Cost = "pass"
 ) -> Growing:
     policy = Growing(nodes, depth, kind)
     policy.price(true_rates, price, rate)
@@ -54,7 +54,7 @@ def growing(
 
 
 def auto(known_profile: Profile | None = None, budget: float = 0.0) -> Auto:
-    return Auto(profile() if known_profile is None else known_profile, 1.0, Limits(4, 4), budget)
+    return Auto(profile() if known_profile is None else known_profile, 1.0, TreeLimits(4, 4), budget)
 
 
 def tables() -> tuple[TableModel, TableModel]:
@@ -86,7 +86,7 @@ def error(name: str, walk: str, policy: TreePolicy) -> float:
 
 
 def whole() -> TreePolicy:
-    return Auto(profile(by_rows={1: costs(10.0, 1.5, 0.5)}, true_rates=rates(0.7)), 1.0, Limits(3, 2))
+    return Auto(profile(by_rows={1: costs(10.0, 1.5, 0.5)}, true_rates=rates(0.7)), 1.0, TreeLimits(3, 2))
 
 
 def some_policy() -> TreePolicy:
@@ -232,14 +232,14 @@ def test_with_a_plan_a_seed_repeats_a_run_whatever_the_clock_shows(saved: list[s
 def test_strange_limits_are_refused() -> None:
     for text in (",nodes=0", ",width=3", " nodes=3", "matic", ",nodes=99999", ",nodes=5,nodes=6"):
         with pytest.raises(AdviceError, match="write auto, or auto,nodes=24,depth=6"):
-            Limits.parse(f"auto{text}")
+            TreeLimits.parse(f"auto{text}")
 
 
 @pytest.mark.parametrize(("gain", "drafts"), [(1.01, False), (1.05, True)])
 def test_drafts_must_win_by_a_margin(gain: float, drafts: bool) -> None:
     rate, plain = 0.7, 10.0
     level = plain * (1 + rate) / gain - plain
-    policy = Auto(profile(by_rows={1: costs(plain, level)}, true_rates=rates(rate, second=0.0)), 1.0, Limits(1, 1))
+    policy = Auto(profile(by_rows={1: costs(plain, level)}, true_rates=rates(rate, second=0.0)), 1.0, TreeLimits(1, 1))
     assert policy.begin(1).model_rests != drafts
 
 

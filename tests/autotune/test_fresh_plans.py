@@ -15,7 +15,7 @@ from multidraft_research.tuning import measuring
 
 import multidraft as md
 from multidraft.autotune import controller, plans
-from multidraft.autotune.controller import NO_WORK, PROBE_STEPS, Auto, Limits
+from multidraft.autotune.controller import NO_WORK, PROBE_STEPS, Auto, TreeLimits
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
 from multidraft.decoding import record
 from multidraft.decoding.tree import TokenTree
@@ -71,7 +71,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def policy_of(profile: Profile, budget: float = 1e6) -> Auto:
-    return Auto(profile, 1.0, Limits(2, 2), budget)
+    return Auto(profile, 1.0, TreeLimits(2, 2), budget)
 
 
 @pytest.fixture(autouse=True)

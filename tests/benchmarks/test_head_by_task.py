@@ -5,20 +5,20 @@ import json
 import head_by_task
 import pytest
 import torch
-from multidraft_research.training.conversations import Conversation
+from multidraft_research.training.conversations import TokenizedChat
 from multidraft_research.training.heads import captured
 from multidraft_research.training.heads.drafts import DraftLogits
-from multidraft_research.training.small_draft import Vocabulary
+from multidraft_research.training.small_draft import TokenSet
 from tiny import tiny_model
 
-KNOWN = Vocabulary(range(0, 60, 2), 61)
+KNOWN = TokenSet(range(0, 60, 2), 61)
 TASKS = ["first", "second", "first"]
 
 
 @pytest.fixture(scope="module")
 def texts() -> list:
     rows = torch.randint(61, (3, 14), generator=torch.Generator().manual_seed(0)).tolist()
-    conversations = [Conversation(row, 4, 5, {"id": "0", "temperature": 0.0, "answer": 5}) for row in rows]
+    conversations = [TokenizedChat(row, 4, 5, {"id": "0", "temperature": 0.0, "answer": 5}) for row in rows]
     return list(captured.read_texts(tiny_model("llama"), conversations, (0, 1, 2)))
 
 

@@ -28,7 +28,7 @@ from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt, read_prompts
-from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, with_whole_vocabulary
+from multidraft.cli.report import ASSISTED, LOOKUP, RunReport, Runs, baselines, hint, with_whole_vocabulary
 from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
@@ -395,7 +395,7 @@ def test_a_hint_where_drafting_does_not_pay():
 def test_a_busy_machine_is_named_in_place_of_ratios(monkeypatch, capsys, busy, compares):
     answers = iter([*busy, *busy[1:] * 9])
     monkeypatch.setattr("multidraft.cli.report.is_busy", lambda: next(answers))
-    report = Report({"tree": "1"}, None)
+    report = RunReport({"tree": "1"}, None)
     info = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 0.5))
     report.add([Prompt(0, "", "", "")], ([""], info), ([""], info) if compares else None, {})
     report.print(as_json=False)
@@ -425,14 +425,14 @@ def test_a_busy_machine_is_named_in_place_of_ratios(monkeypatch, capsys, busy, c
 )
 def test_acceptance_is_shown_with_its_error_or_not_at_all(facts, rows):
     """Nine rates with a variance of 0.09 have a mean with an error of 0.1; that of the gap is another."""
-    report = Report({"tree": "1"}, None)
+    report = RunReport({"tree": "1"}, None)
     report.info = Info(tokens=9, row_passes=9, **facts)
     shown = {name.strip(): value for name, value, _ in report.summary_rows()}
     assert [shown["acceptance rate"], shown["optimal acceptance rate"]] == rows
 
 
 def test_trees_are_told_by_their_shares_and_long_names_by_their_size():
-    report = Report({}, None)
+    report = RunReport({}, None)
     report.info = Info(shapes={"3/2,1,0/1,0,0": 3, "": 1})
     assert report.trees == "7 drafts in 3 levels 75%, none 25%"
 

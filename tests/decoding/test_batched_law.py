@@ -15,7 +15,7 @@ from test_verify_tree import TARGET, drawn
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.enumeration import Law, add, first_tokens, largest_difference, target_law
+from multidraft.auditing.enumeration import SequenceLaw, add, first_tokens, largest_difference, target_law
 from multidraft.decoding.tree import Tree
 from multidraft.engines import batched
 from multidraft.engines.batched import verify_batched
@@ -99,9 +99,9 @@ class Case:
     def boxes(self, monkeypatch: pytest.MonkeyPatch) -> list[Box]:
         """Boxes of numbers with the same answer, of all rows together."""
         asked_flips = defaultdict[int, Flips](list)
-        flip = batched.Coins.flip
+        flip = batched.BatchedCoins.flip
 
-        def recorded(coins: batched.Coins, probability: Tensor, asks: Tensor) -> Tensor:
+        def recorded(coins: batched.BatchedCoins, probability: Tensor, asks: Tensor) -> Tensor:
             heads = flip(coins, probability, asks)
             for row in asks.nonzero()[:, 0].tolist():
                 asked_flips[row].append((float(probability[row]), bool(heads[row])))
@@ -109,7 +109,7 @@ class Case:
 
         done, pending = list[Box](), [Box(row, ((0.0, 1.0),) * self.numbers, 0) for row in range(len(self.chances))]
         with monkeypatch.context() as patch:
-            patch.setattr(batched.Coins, "flip", recorded)
+            patch.setattr(batched.BatchedCoins, "flip", recorded)
             while pending:
                 asked_flips.clear()
                 self.paths([box.row for box in pending], [box.at(0.5) for box in pending], self.middle(len(pending)))
@@ -122,7 +122,7 @@ class Case:
         """Numbers for last tokens."""
         return torch.full((rows,), 0.5, dtype=torch.float64)
 
-    def law(self, monkeypatch: pytest.MonkeyPatch) -> Law:
+    def law(self, monkeypatch: pytest.MonkeyPatch) -> SequenceLaw:
         """The law of the emitted tokens."""
         boxes = self.boxes(monkeypatch)
         rows, inner = [box.row for box in boxes], [box.at(0.5) for box in boxes]
@@ -131,7 +131,7 @@ class Case:
             corner = self.paths(rows, [box.at(share) for box in boxes], self.middle(len(rows)))
             assert [path[:-1] for path in corner] == paths
         cuts = [self.cuts(rows, inner, token) for token in range(self.target.shape[-1])]
-        law: Law = {}
+        law: SequenceLaw = {}
         for index, (box, path) in enumerate(zip(boxes, paths, strict=True)):
             below = 0.0
             for token, cut in enumerate(cuts):
@@ -162,7 +162,7 @@ def test_its_law_is_the_targets(monkeypatch: pytest.MonkeyPatch, case: tuple) ->
     assert off(monkeypatch, *case) < 1e-12
 
 
-def forgetful(coins: batched.Coins, children: Tensor, masses: Tensor, asks: Tensor) -> Tensor:
+def forgetful(coins: batched.BatchedCoins, children: Tensor, masses: Tensor, asks: Tensor) -> Tensor:
     """`choose`, which tosses for every child what it may claim, and forgets what those before it have claimed."""
     chosen = torch.full_like(children[:, 0], -1)
     for child, mass in zip(children.unbind(-1), masses.unbind(-1), strict=True):
@@ -170,7 +170,7 @@ def forgetful(coins: batched.Coins, children: Tensor, masses: Tensor, asks: Tens
     return chosen
 
 
-def doubled(coins: batched.Coins, accept: Tensor, walks: Tensor) -> tuple[Tensor, Tensor]:
+def doubled(coins: batched.BatchedCoins, accept: Tensor, walks: Tensor) -> tuple[Tensor, Tensor]:
     """`enter`, which gives a child up to twice the weight that it may claim."""
     return walks & (accept > 0), (2 * accept).clamp(max=1)
 
@@ -184,10 +184,10 @@ def test_biased_walks_are_seen(monkeypatch: pytest.MonkeyPatch, name: str, twin:
 def test_a_number_that_is_not_stretched_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a flip leaves of its number must be uniform again: else an answer changes inside a box."""
 
-    def unstretched(coins: batched.Coins, probability: Tensor, asks: Tensor) -> Tensor:
+    def unstretched(coins: batched.BatchedCoins, probability: Tensor, asks: Tensor) -> Tensor:
         return (coins.numbers[:, 0] < probability) & asks
 
-    monkeypatch.setattr(batched.Coins, "flip", unstretched)
+    monkeypatch.setattr(batched.BatchedCoins, "flip", unstretched)
     with pytest.raises(AssertionError):
         assert off(monkeypatch, *CASES[0]) < 1e-12
 

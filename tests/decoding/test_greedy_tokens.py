@@ -8,7 +8,7 @@ import torch
 
 import multidraft as md
 from multidraft.decoding import targets
-from multidraft.decoding.state import Randomness, Row
+from multidraft.decoding.state import Randomness, RunningRow
 from multidraft.decoding.targets import LikeliestToken, NodeTarget, Targets, stack_targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WalkResult
@@ -67,7 +67,7 @@ def test_a_rule_sees_what_it_sees_of_the_distribution() -> None:
 def test_rows_that_are_left_to_be_drawn() -> None:
     """T = 1, scores that are no numbers, and a row that has a fault."""
     logits = torch.tensor([[[0.0, 9.0]], [[99.0, 1.0]], [[0.0, torch.nan]], [[2.0, 1.0]], [[0.0, -torch.inf]]])
-    rows = [Row(Sampling(temperature), Randomness(torch.Generator()), 0, 0) for temperature in (0, 1, 0, 0, 0)]
+    rows = [RunningRow(Sampling(temperature), Randomness(torch.Generator()), 0, 0) for temperature in (0, 1, 0, 0, 0)]
     trees, fault = [TokenTree([0], True) for _ in rows], RowFault("the draft model", "fails")
     node_targets = Targets(rows, trees, logits, {3: fault})
     tokens = node_targets.draw([WalkResult() for _ in rows], [0.5] * 5)

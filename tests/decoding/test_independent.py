@@ -23,7 +23,7 @@ from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.autotune.controller import Auto, Limits
+from multidraft.autotune.controller import Auto, TreeLimits
 from multidraft.verification.scheme import Scheme
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]
@@ -311,7 +311,7 @@ POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(
 
 
 def waking() -> Waking:
-    policy = Waking(POOR, 1.0, Limits(4, 2))
+    policy = Waking(POOR, 1.0, TreeLimits(4, 2))
     assert policy.begin(EACH * len(PROMPTS), 1.0).model_rests
     return policy
 

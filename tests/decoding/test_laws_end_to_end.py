@@ -15,7 +15,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.auditing.enumeration import (
-    Law,
+    SequenceLaw,
     StepLaw,
     first_state,
     first_tokens,
@@ -24,7 +24,7 @@ from multidraft.auditing.enumeration import (
     target_law,
 )
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, Randomness, Row
+from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, WalkResult, commit
@@ -108,7 +108,7 @@ def law_of(name: str, tree: str, walk: str, vocabulary: int, setting: str) -> tu
     return law, error_of(law.law, target, Tree.parse(tree).depth, sampling)
 
 
-def error_of(law: Law, target: Table, count: int, sampling: Sampling = Sampling()) -> float:  # noqa: B008
+def error_of(law: SequenceLaw, target: Table, count: int, sampling: Sampling = Sampling()) -> float:  # noqa: B008
     @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target_distributions(target((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
@@ -175,7 +175,7 @@ class Nothing(Residual):
 
 
 def test_the_likeliest_token_is_emitted_where_nothing_but_rounding_is_left():
-    row = Row(Sampling(), Randomness(torch.Generator()), 0, 0)
+    row = RunningRow(Sampling(), Randomness(torch.Generator()), 0, 0)
     targets = Targets([row], [TokenTree([0])], torch.tensor([[[0.0, 1.0]]]))
     assert targets.draw([WalkResult([], Nothing())], [0.5]) == [1]
 

@@ -241,7 +241,7 @@ def test_padded_steps_in_fixed_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compile=True` does around the compiler: pads, fills, runs; here the step runs as it is written."""
     calls = Counter[str]()
 
-    def step_of(model: Any) -> compiled.Step:
+    def step_of(model: Any) -> compiled.StepFunction:
         return lambda *inputs: calls.update([model.device.type]) or compiled.step(*inputs)
 
     for name, value in {

@@ -11,10 +11,10 @@ from scipy.stats import chi2
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.enumeration import Law, Script, add, first_tokens, largest_difference, target_law
+from multidraft.auditing.enumeration import Script, SequenceLaw, add, first_tokens, largest_difference, target_law
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker, deferred
-from multidraft.engines.sglang import Batch, Coins, last_token_weights, read_trees
+from multidraft.engines.sglang import Coins, TreeBatch, last_token_weights, read_trees
 from multidraft.models.table import random_table
 from multidraft.verification.scheme import Scheme
 
@@ -56,15 +56,15 @@ def tables_of(tokens: list[list[int]], parents: tuple[int, ...]) -> list[Tensor]
     return [candidates, places, *links]
 
 
-def emitted(queries: Asked, chances: list[float], scheme: Scheme, walk: str | Walker) -> Law:
+def emitted(queries: Asked, chances: list[float], scheme: Scheme, walk: str | Walker) -> SequenceLaw:
     """The law of the accepted tokens and the one more, summed over every answer to every coin."""
     tables, target, draft = queries
     trees = read_trees(tables, target)
-    law: Law = {}
+    law: SequenceLaw = {}
     scripts: list[list[tuple[bool, ...]]] = [[()] for _ in trees]
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
-        batch = Batch([trees[row] for row in rows], target[rows], draft[rows], scheme)
+        batch = TreeBatch([trees[row] for row in rows], target[rows], draft[rows], scheme)
         for row, coin, walk_result in zip(rows, coins, batch.walk_trees(walk, coins), strict=True):
             scripts[row] += coin.others
             last = last_token_weights(walk_result, target[row])

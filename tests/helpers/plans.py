@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from multidraft.autotune.estimates import CLASSES, MAX_DRAFTS, AcceptanceTracker, Costs, Rates, Timed, Work
+from multidraft.autotune.estimates import CLASSES, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, TreeRates, Work
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
@@ -18,7 +18,7 @@ def costs(target: float = 10.0, level: float = 1.0, node: float = 0.0, read: flo
     return Costs(target, target, node, level, read)
 
 
-def rates(first: float, second: float = 0.5) -> Rates:
+def rates(first: float, second: float = 0.5) -> TreeRates:
     """One draft is accepted with a probability; each further one takes a share of what was left."""
     counts = np.arange(MAX_DRAFTS + 1.0)
     missing = np.where(counts > 0, (1 - first) * (1 - second) ** (counts - 1), 1.0)
@@ -26,10 +26,10 @@ def rates(first: float, second: float = 0.5) -> Rates:
     for drafts in range(1, MAX_DRAFTS + 1):
         total = gains[:drafts].sum()
         shares[drafts, :drafts] = gains[:drafts] / total if total else 1 / drafts
-    return Rates(missing, np.ones(CLASSES), shares, np.full(CLASSES, 1 / CLASSES))
+    return TreeRates(missing, np.ones(CLASSES), shares, np.full(CLASSES, 1 / CLASSES))
 
 
-def seen(true_rates: Rates) -> AcceptanceTracker:
+def seen(true_rates: TreeRates) -> AcceptanceTracker:
     """What a tracker has learnt where rates are these."""
     tracker = AcceptanceTracker()
     tracker.weight += FULL_WEIGHT
@@ -41,7 +41,7 @@ def seen(true_rates: Rates) -> AcceptanceTracker:
 def profile(
     known: dict[str, Any] | None = None,
     by_rows: Mapping[int, Costs] | None = None,
-    true_rates: Rates | None = None,
+    true_rates: TreeRates | None = None,
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0),
     spent: float = FULL_WEIGHT,
 ) -> Profile:

@@ -10,7 +10,7 @@ import multidraft as md
 from multidraft.auditing.enumeration import (
     Branch,
     Forest,
-    Law,
+    SequenceLaw,
     add,
     all_branches,
     first_state,
@@ -53,14 +53,14 @@ def law_error(
     return largest_difference(first_tokens(law, known, count), target_law(known, count))
 
 
-def law_of_steps(state: State, way: Way, steps: int) -> Law:
+def law_of_steps(state: State, way: Way, steps: int) -> SequenceLaw:
     """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
     return laws_of_rows(state, way, steps)[0]
 
 
-def laws_of_rows(state: State, way: Way, steps: int) -> list[Law]:
+def laws_of_rows(state: State, way: Way, steps: int) -> list[SequenceLaw]:
     """What each row of a batch emits in several steps."""
-    laws: list[Law] = [{} for _ in state.rows]
+    laws: list[SequenceLaw] = [{} for _ in state.rows]
     emitted: list[tuple[int, tuple[int, ...], float]] = [(row, (), 1.0) for row in range(len(laws))]
     for _ in range(steps):
         forest, branches = all_branches(state, *way)

@@ -14,13 +14,13 @@ from heads import logits_along
 from multidraft_research.cli import train_head
 from multidraft_research.training import conversations as written_before
 from multidraft_research.training import descent, small_draft, texts, writing
-from multidraft_research.training.conversations import Conversation
+from multidraft_research.training.conversations import TokenizedChat
 from multidraft_research.training.heads import captured, run, target_text, train
 from multidraft_research.training.heads.captured import CapturedText
-from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
-from multidraft_research.training.heads.train import Plan, TrainingSettings
-from multidraft_research.training.small_draft import TargetProbabilities, Vocabulary
-from multidraft_research.training.texts import Text
+from multidraft_research.training.heads.drafts import Depths, TextBatch, draft_along
+from multidraft_research.training.heads.train import HeadPlan, HeadSettings
+from multidraft_research.training.small_draft import TargetProbabilities, TokenSet
+from multidraft_research.training.texts import TopText
 from templates import FAMILIES as TEMPLATES
 from tiny import tiny_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -30,19 +30,19 @@ from multidraft import AdviceError
 from multidraft.models.heads.files import load_head
 
 SIZE, LAYERS = 61, (0, 1, 2)
-VOCABULARY = Vocabulary(sorted({*range(0, 40), 50}), SIZE)
+VOCABULARY = TokenSet(sorted({*range(0, 40), 50}), SIZE)
 WORDS = 24  # of the smaller drafts' target
 KINDS = ["eagle3", "dflash", "medusa"]
 
 
-def conversations(count: int, longest: int = 14) -> list[Conversation]:
+def conversations(count: int, longest: int = 14) -> list[TokenizedChat]:
     """Texts that are easy to guess: each token is the one before it and three."""
     random = np.random.default_rng(3)
     sizes = random.integers(8, longest, count)
     firsts = random.integers(SIZE, size=count)
     rows = [(first + 3 * np.arange(size)) % SIZE for first, size in zip(firsts, sizes, strict=True)]
     about = {"temperature": 1.0, "answer": 3}
-    return [Conversation(row.tolist(), 1, 3, about | {"id": str(number)}) for number, row in enumerate(rows)]
+    return [TokenizedChat(row.tolist(), 1, 3, about | {"id": str(number)}) for number, row in enumerate(rows)]
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,10 @@ def test_states_and_laws_are_the_targets_whatever_was_read_beside_them(tmp_path)
 @torch.inference_mode()
 def test_what_is_trained_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
     target, texts = tiny_model("llama"), seen[:3]
-    head = train.new_head(Plan(kind, VOCABULARY.size, layers=2, heads=3, block=4, mask_token=7), target, VOCABULARY, 0)
-    batch, checked = Batch.of(texts, VOCABULARY), 0
+    head = train.new_head(
+        HeadPlan(kind, VOCABULARY.size, layers=2, heads=3, block=4, mask_token=7), target, VOCABULARY, 0
+    )
+    batch, checked = TextBatch.of(texts, VOCABULARY), 0
     for depth, logits, laws in draft_along(head, batch, Depths(3, 0.7, torch.Generator().manual_seed(1))):
         for row, place in zip(logits, laws.tolist(), strict=True):
             text, at = next((r, p) for r, p in torch.argwhere(batch.laws == place).tolist())
@@ -104,8 +106,8 @@ def test_what_is_trained_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(kind, seen, tmp_path):
     target = tiny_model("llama")
-    plan = Plan(kind, VOCABULARY.size, heads=2, block=3, mask_token=7)
-    settings = TrainingSettings(
+    plan = HeadPlan(kind, VOCABULARY.size, heads=2, block=3, mask_token=7)
+    settings = HeadSettings(
         steps=25, batch=60, learning_rate=0.05, other_learning_rate=0.02, warmup=2, depth=2, share=0.5
     )
 
@@ -136,8 +138,8 @@ def test_a_course_writes_a_head_that_can_be_loaded_and_what_it_has_learnt(tmp_pa
     assert len(split.held_out) == 4
     assert sum(len(captured_text.text.tokens) for captured_text in split.training) <= 100
     reports: list[dict] = []
-    plan, settings = Plan("eagle3", 30), TrainingSettings(steps=3, batch=40, depth=2)
-    [head] = run.train_head(run.Target(target, "some/target"), split, plan, settings, tmp_path, 3, reports.append)
+    plan, settings = HeadPlan("eagle3", 30), HeadSettings(steps=3, batch=40, depth=2)
+    [head] = run.train_head(run.NamedTarget(target, "some/target"), split, plan, settings, tmp_path, 3, reports.append)
     theirs = load_head(tmp_path / "head", target)
     mine = dict(head.named_parameters()) | {"d2t": head.d2t}
     assert all(mine[name].equal(value) for name, value in theirs.state_dict().items())
@@ -149,13 +151,13 @@ def test_a_course_writes_a_head_that_can_be_loaded_and_what_it_has_learnt(tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_trained_further_from_where_it_was_with_its_own_tokens(kind, seen, tmp_path):
-    target, plan = tiny_model("llama"), Plan(kind, 30, heads=2, block=3, mask_token=7)
-    parts = run.Target(target, "some/target"), run.Split(seen, seen)
+    target, plan = tiny_model("llama"), HeadPlan(kind, 30, heads=2, block=3, mask_token=7)
+    parts = run.NamedTarget(target, "some/target"), run.Split(seen, seen)
 
-    def train_in(plan: Plan | tuple, name: str):
-        return list(
-            run.train_head(*parts, plan, TrainingSettings(1, 40, depth=2), tmp_path / name, 1, lambda line: None)
-        )[-1]
+    def train_in(plan: HeadPlan | tuple, name: str):
+        return list(run.train_head(*parts, plan, HeadSettings(1, 40, depth=2), tmp_path / name, 1, lambda line: None))[
+            -1
+        ]
 
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
@@ -204,10 +206,10 @@ def test_muon_computes_in_float32_where_there_is_no_bfloat16(is_known, monkeypat
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_that_is_larger_than_the_targets_is_cut_to_it(kind, seen, tmp_path):
     """Of the usual 8,192 tokens; it ended in a traceback once the target had written its text."""
-    target, plan = tiny_model("llama"), Plan(kind, 8192, heads=2, block=3, mask_token=7)
+    target, plan = tiny_model("llama"), HeadPlan(kind, 8192, heads=2, block=3, mask_token=7)
     of = target.config.vocab_size
     [head] = run.train_head(
-        run.Target(target, "some/target"), run.Split(seen, seen), plan, TrainingSettings(steps=1, batch=40, depth=2),
+        run.NamedTarget(target, "some/target"), run.Split(seen, seen), plan, HeadSettings(steps=1, batch=40, depth=2),
         tmp_path, 1, lambda line: None,
     )  # fmt: skip
     assert head.settings.drafted == of
@@ -304,14 +306,14 @@ def test_the_command_trains_on_text_of_the_targets_own_and_goes_on(tmp_path, mon
         shutil.rmtree(other, ignore_errors=True)
 
 
-def text(length: int, seed: int, answer: int = 2, temperature: float = 1.0) -> Text:
+def text(length: int, seed: int, answer: int = 2, temperature: float = 1.0) -> TopText:
     """A text of a target that expects a token's successor, most of the time."""
     random = np.random.default_rng(seed)
     tokens = random.integers(WORDS, size=1) + np.arange(length)
     places = np.arange(1, length)
     ids = np.stack([tokens[1:] % WORDS, (tokens[1:] + 5) % WORDS], 1)
     about = {"id": str(seed), "temperature": temperature, "answer": answer}
-    return Text(tokens % WORDS, places, ids, np.log(np.tile([[0.9, 0.05]], (len(places), 1))), about)
+    return TopText(tokens % WORDS, places, ids, np.log(np.tile([[0.9, 0.05]], (len(places), 1))), about)
 
 
 def test_texts_come_back_from_a_shard(tmp_path):
@@ -336,13 +338,13 @@ def test_the_numbers_of_a_row_are_drawn_from_its_distribution_at_its_temperature
 
 
 def test_a_text_without_chance_ends_where_it_repeats_itself_and_a_model_answers_after_its_own_turn():
-    prompt, none = writing.Prompt(0, "a", "b"), np.empty(0)  # written at T = 0
-    row = writing.Row(prompt, 0, [1, 2], 2 + writing.MAX_ANSWER_TOKENS, np.random.default_rng(0), answers=True)
+    prompt, none = writing.UserTurn(0, "a", "b"), np.empty(0)  # written at T = 0
+    row = writing.OpenText(prompt, 0, [1, 2], 2 + writing.MAX_ANSWER_TOKENS, np.random.default_rng(0), answers=True)
     taken = [row.take(token, none, none, end=0, answer=[]) for token in [*range(10, 30)] * 3]
     assert taken.index(True) == 20 + writing.LOOP_TOKENS - 1
-    row.prompt = writing.Prompt(1, "a", "b")
+    row.prompt = writing.UserTurn(1, "a", "b")
     assert not row.is_looping()
-    row = writing.Row(writing.Prompt(1, "self", None), 0, [1, 2], 9, np.random.default_rng(0), answers=False)
+    row = writing.OpenText(writing.UserTurn(1, "self", None), 0, [1, 2], 9, np.random.default_rng(0), answers=False)
     assert row.temperature == 1.0
     assert not row.take(0, none, none, end=0, answer=[7, 8])
     assert (row.tokens, row.answers, row.temperature) == ([1, 2, 0, 7, 8], True, 0.7)
@@ -352,7 +354,7 @@ def test_a_text_without_chance_ends_where_it_repeats_itself_and_a_model_answers_
 def test_reading_texts_together_is_reading_them_alone():
     model = tiny_model("llama", vocab_size=100)
     conversations = [
-        written_before.Conversation(list(range(length)), 2, 4, {"id": str(length)}) for length in (12, 7, 9)
+        written_before.TokenizedChat(list(range(length)), 2, 4, {"id": str(length)}) for length in (12, 7, 9)
     ]
     together = written_before.read(model, conversations)
     alone = [written_before.read(model, [conversation])[0] for conversation in conversations]
@@ -367,7 +369,7 @@ def test_reading_texts_together_is_reading_them_alone():
 
 
 def test_the_student_begins_as_rows_and_layers_of_the_target_and_reads_others_as_one():
-    target, vocabulary = tiny_model("llama", vocab_size=WORDS), Vocabulary([3, 5, 9], WORDS)
+    target, vocabulary = tiny_model("llama", vocab_size=WORDS), TokenSet([3, 5, 9], WORDS)
     draft = small_draft.new_draft(target, (1, 0), vocabulary)
     rows = target.model.embed_tokens.weight
     assert draft.lm_head.weight[:3].equal(rows[[3, 5, 9]])
@@ -378,8 +380,8 @@ def test_the_student_begins_as_rows_and_layers_of_the_target_and_reads_others_as
 
 
 def test_the_overlap_is_the_sum_of_minima_by_hand():
-    vocabulary = Vocabulary([1, 2], 4)
-    text = Text(np.array([0, 1]), np.array([1]), np.array([[2, 3, 1]]), np.log([[0.5, 0.3, 0.2]]), {})
+    vocabulary = TokenSet([1, 2], 4)
+    text = TopText(np.array([0, 1]), np.array([1]), np.array([[2, 3, 1]]), np.log([[0.5, 0.3, 0.2]]), {})
     logits, targets = torch.log(torch.tensor([[0.6, 0.4]])), TargetProbabilities.of([text], vocabulary)
     assert small_draft.overlap(logits, targets, 1.0).item() == pytest.approx(0.2 + 0.4, abs=1e-3)
     loss = small_draft.loss_of(logits, targets, 0.0).item()
@@ -392,7 +394,7 @@ def test_a_draft_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(t
     monkeypatch.setattr(small_draft, "STEPS_PER_CHECKPOINT", 3)
     target = tiny_model("llama", vocab_size=WORDS)
     training_texts = [text(20, seed) for seed in range(12)]
-    vocabulary = Vocabulary(texts.frequent(training_texts, 20, WORDS), WORDS)
+    vocabulary = TokenSet(texts.frequent(training_texts, 20, WORDS), WORDS)
     settings = small_draft.TrainingSettings(
         layers=(0,), steps=30, batch=80, warmup=2, learning_rate=0.05, embedding_learning_rate=0.05
     )
@@ -416,7 +418,7 @@ def test_a_draft_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(t
     assert all(weight.equal(other) for weight, other in zip(whole.parameters(), again.parameters(), strict=True))
 
 
-class Counting(writing.Reader):
+class Counting(writing.RowReader):
     """A reader whose model expects a token's successor, and ends after the last one of the vocabulary."""
 
     def __init__(self):
@@ -448,7 +450,7 @@ class Counting(writing.Reader):
 
 
 def test_rows_that_end_are_replaced_at_once_and_every_text_has_its_own_distributions(tmp_path):
-    reader, prompts = Counting(), [writing.Prompt(n, str(n), None if n % 2 else "x" * n) for n in range(9)]
+    reader, prompts = Counting(), [writing.UserTurn(n, str(n), None if n % 2 else "x" * n) for n in range(9)]
     texts = list(writing.write_rows(reader, iter(prompts), 4, lambda count: None))
     assert sorted(text.about["number"] for text in texts) == list(range(9))
     assert all(row == sorted(row) for row in reader.passes)
@@ -481,7 +483,7 @@ def test_laws_are_those_of_the_models_own_forward(family):
     """With scale, cap and bias: `lm_head` alone said -0.9 for -7.8 of a Granite."""
     attention = "eager" if family == "gemma2" else "sdpa"
     target = tiny_model(family, attention, **FAMILIES[family])
-    conversation = Conversation([3, 1, 4, 1, 5, 9, 2, 6], 1, 3, {"temperature": 1.0, "answer": 3, "id": "1"})
+    conversation = TokenizedChat([3, 1, 4, 1, 5, 9, 2, 6], 1, 3, {"temperature": 1.0, "answer": 3, "id": "1"})
     [(_, captured_text)] = captured.read_texts(target, [conversation], LAYERS)
     with torch.inference_mode():
         expected = target(torch.tensor([conversation.tokens])).logits[0].log_softmax(-1)
@@ -496,13 +498,13 @@ def test_a_head_begins_as_its_target_or_is_refused_by_name(family):
     """Where the target is not as Llama is, nothing is read or written before it is refused."""
     target = tiny_model(family, "eager" if family == "gemma2" else "sdpa", **FAMILIES[family])
     train.check_trainable(target, "medusa")
-    train.new_head(Plan("medusa", VOCABULARY.size), target, VOCABULARY, 0)
+    train.new_head(HeadPlan("medusa", VOCABULARY.size), target, VOCABULARY, 0)
     if family in ("gpt2", "phi", "gpt_neox", "opt"):
         with pytest.raises(AdviceError, match=f"last norm, which is not found in a {family}; train a medusa head"):
             train.check_trainable(target, "eagle3")
         return
     train.check_trainable(target, "eagle3")
-    head = train.new_head(Plan("eagle3", SIZE), target, Vocabulary(range(SIZE), SIZE), 0)
+    head = train.new_head(HeadPlan("eagle3", SIZE), target, TokenSet(range(SIZE), SIZE), 0)
     scale = {"granite": 1 / 8, "cohere": 0.25}.get(family, 1.0)
     norm = target.model.norm.weight + family.startswith("gemma")
     assert torch.allclose(head.norm.weight, train.NORM_SCALE * scale * norm, rtol=1e-2)

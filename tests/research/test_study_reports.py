@@ -16,7 +16,7 @@ from multidraft_research.captures.recording import Recording
 from multidraft_research.cli import everything, others
 from multidraft_research.studies import pictures, solve_time, solve_time_picture
 from multidraft_research.studies.acceptance import random_pairs
-from multidraft_research.studies.curves import HIGH, LOW, Case, telling_case
+from multidraft_research.studies.curves import HIGH, LOW, PositionCase, telling_case
 from multidraft_research.studies.listed import LISTED
 from multidraft_research.studies.on_captures import top_k
 from multidraft_research.studies.on_cases import curves, toys, walks
@@ -26,7 +26,7 @@ from multidraft_research.studies.running.charts import ABOVE_ITS_OPTIMUM, noise_
 from multidraft_research.studies.running.report import page
 from multidraft_research.studies.running.results import Results
 from multidraft_research.studies.running.study import Panel, Study
-from multidraft_research.studies.running.tables import Table
+from multidraft_research.studies.running.tables import PanelTable
 from multidraft_research.studies.solve_time import Result
 from multidraft_research.studies.solve_time_table import lines
 from multidraft_research.studies.toys import figures
@@ -80,7 +80,7 @@ def test_the_picture_shows_what_the_rule_accepts_where_resets_lose_most(drafts: 
 def test_a_group_that_will_run_out_of_time_is_not_joined() -> None:
     """At time 0.279 the first token's work per time has dipped below the second's 1.5; it still runs to its end."""
     target, draft = (torch.tensor(x, dtype=torch.float64) for x in ([0.7605, 0.15, 0.0895], [0.3, 0.1, 0.6]))
-    case = Case(0, 4, schedule(target, draft, torch.tensor(4)))
+    case = PositionCase(0, 4, schedule(target, draft, torch.tensor(4)))
     t = torch.tensor(0.279, dtype=torch.float64)
     assert (target[0] - case.some_draft_within(t)) / (draft[0] - t) < target[1] / draft[1]
     assert case.resets == [0, 1]
@@ -158,7 +158,7 @@ def test_a_picture_says_what_its_bars_are(tmp_path) -> None:
     assert noise(top_k.STUDY, RECORDS, tmp_path) == "bars: 95 % interval over 3 prompts"
     assert noise(top_k.STUDY, RECORDS[:2], tmp_path) == "no bars: an interval needs at least 3 prompts"
     row = {"a": Estimate(0.5, 0.1, 4)}
-    rates = Table(Panel("rates", "task"), ["a"], {"iid:naive": row, "iid optimum": row})
+    rates = PanelTable(Panel("rates", "task"), ["a"], {"iid:naive": row, "iid optimum": row})
     assert noise_of([rates], "prompts") == f"bars: 95 % interval over 4 prompts; {ABOVE_ITS_OPTIMUM}"
     assert noise(toys.STUDY, [toys.record()], tmp_path) == "no bars: the values are exact"
     solve_time_picture.draw(lines(RESULTS), tmp_path / "times.svg")

@@ -24,7 +24,7 @@ from multidraft_research.cli.executors import run as run_jobs
 from multidraft_research.cli.executors import serial
 from multidraft_research.studies.running.cells import ratio, sums
 from multidraft_research.training import corpus, descent, distilling, evaluate, recipe
-from multidraft_research.training.distilling import TrainingSettings, distil, gains, loss_of
+from multidraft_research.training.distilling import DistillingSettings, distil, gains, loss_of
 from multidraft_research.training.recipe import Recipe, Shape
 from tiny import VOCABULARY, tiny_model
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -50,7 +50,7 @@ TINY = Recipe(
 )
 QUICK = ["--target-steps", 6, "--draft-steps", 5, "--vocabulary", 300, "--window", 32, "--batch", 2]
 QUICK += ["--target-size", "32x1", "--draft-size", "16x1", "--checkpoint-every", 2]
-SETTINGS = TrainingSettings(steps=4, batch=2, learning_rate=0.02, held_out=0.4, checkpoint_every=2)
+SETTINGS = DistillingSettings(steps=4, batch=2, learning_rate=0.02, held_out=0.4, checkpoint_every=2)
 
 
 @pytest.fixture

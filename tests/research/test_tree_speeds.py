@@ -1,13 +1,13 @@
 """`multidraft tune` names the tree that pays."""
 
 import pytest
-from multidraft_research.tuning.measuring import Line
+from multidraft_research.tuning.measuring import TreeLine
 from multidraft_research.tuning.tree_speeds import tree_speeds, what_pays
 
 
-def measured(tree: str, speeds: list[float], temperature: float = 0.0) -> Line:
+def measured(tree: str, speeds: list[float], temperature: float = 0.0) -> TreeLine:
     """A line with these tokens in a second of each text."""
-    line = Line(temperature, tree, 1, 1.0, 20.0)
+    line = TreeLine(temperature, tree, 1, 1.0, 20.0)
     line.turns, line.steps = [(round(speed), 1.0) for speed in speeds], len(speeds)
     line.tokens = line.speed = sum(speeds) / len(speeds)
     return line

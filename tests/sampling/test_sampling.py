@@ -22,7 +22,14 @@ from transformers.generation import (
 )
 
 import multidraft as md
-from multidraft.auditing.enumeration import Law, first_state, first_tokens, largest_difference, step_law, target_law
+from multidraft.auditing.enumeration import (
+    SequenceLaw,
+    first_state,
+    first_tokens,
+    largest_difference,
+    step_law,
+    target_law,
+)
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, State, extend, prefixes_of
@@ -183,7 +190,7 @@ def models() -> tuple[TableModel, TableModel]:
     return TableModel(TARGET, SIZE), TableModel(DRAFT, SIZE)
 
 
-def off(law: Law, kind: str, depth: int) -> float:
+def off(law: SequenceLaw, kind: str, depth: int) -> float:
     """How far the law of the first tokens is from the processed target."""
     conditional = reference(kind)
     return largest_difference(first_tokens(law, conditional, depth), target_law(conditional, depth))

@@ -23,7 +23,7 @@ SAMPLED_BYTES = 1 << 20  # bytes at both ends of a file, of which its digest is 
 STATE = "recurrent state, which cannot be rolled back to a path of a tree"
 
 
-class Weights:
+class LoadedModel:
     """A model in memory; raises AdviceError where its file is none, or its memory cannot be rolled back."""
 
     def __init__(self, path: Path, library: LlamaCpp, gpu_layers: int | None):
@@ -124,7 +124,7 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
 
     is_fast = False
 
-    def __init__(self, weights: Weights):
+    def __init__(self, weights: LoadedModel):
         if not weights.pieces:
             raise AdviceError(f"{str(weights.path)!r} has no tokenizer; get a file that was converted with its own")
         self.weights, self.library = weights, weights.library

@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
-from multidraft.models.gguf.file import Weights
+from multidraft.models.gguf.file import LoadedModel
 from multidraft.models.gguf.hidden import LayerOutputs
 from multidraft.models.reader import ROOT, Row
 
@@ -35,7 +35,7 @@ NO_FREE_CELLS = 1  # what llama_decode returns then
 NONE = -1  # where a slot holds no token
 
 
-class Token(NamedTuple):
+class PlacedToken(NamedTuple):
     """What is read: a token at a position of sequences, the first of which says what it sees."""
 
     token: int
@@ -46,7 +46,7 @@ class Token(NamedTuple):
 class Memory:
     """The context of one model's weights; it grows when it is full. `kind` names the type of keys and values."""
 
-    def __init__(self, weights: Weights, kind: str):
+    def __init__(self, weights: LoadedModel, kind: str):
         self.library, self.weights, self.kind = weights.library, weights, kind
         self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
         self.lock = RLock()
@@ -109,7 +109,7 @@ class Memory:
         self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
         self.held = self.library.llama_get_memory(context)
         self.in_context = self.library.cells(context)
-        self.batch = Batch(self.library, sequences)
+        self.batch = LlamaBatch(self.library, sequences)
 
     def move(self, new: Any) -> None:
         """Let a new context hold what the old one does."""
@@ -156,7 +156,7 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def read(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
+    def read(self, tokens: Sequence[PlacedToken], is_scored: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.reserve(len(tokens))
         self.tidy()
@@ -176,7 +176,7 @@ class Memory:
             done += len(new)
         return scores
 
-    def decode(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> None:
+    def decode(self, tokens: Sequence[PlacedToken], is_scored: Sequence[bool]) -> None:
         """Read tokens in one call, in a memory that grows until they fit."""
         while not self.in_context.make_room(len(tokens)):
             self.grow(len(tokens))
@@ -193,7 +193,7 @@ class Memory:
         self.reserve(self.cells + max(self.cells // GROWTH_DIVISOR, count))
 
 
-class Batch:
+class LlamaBatch:
     """A pass as llama.cpp takes it, in memory that stays: making it costs more than filling it."""
 
     def __init__(self, library: Any, sequences: int):
@@ -205,7 +205,7 @@ class Batch:
         self.size, self.batch = size, self.library.llama_batch_init(size, 0, self.sequences)
         self.free = finalize(self, self.library.llama_batch_free, self.batch)
 
-    def fill(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> Any:
+    def fill(self, tokens: Sequence[PlacedToken], is_scored: Sequence[bool]) -> Any:
         """These tokens, and which of them are scored."""
         if self.size < len(tokens):
             self.free()
@@ -248,7 +248,7 @@ class Sequences:
         self.memory.copy(self.numbers[0], fork.numbers[0], fork.length)
         return fork
 
-    def grow(self, row: Row, tokens: list[int], context: int) -> list[Token | None]:
+    def grow(self, row: Row, tokens: list[int], context: int) -> list[PlacedToken | None]:
         """What is to be read of the last pending tokens of a row; what lies beyond the context is not."""
         old = len(row.tokens) - len(tokens)
         parents, depths = row.parents[old:], row.depths[old:]
@@ -260,7 +260,7 @@ class Sequences:
         self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
         slots = enumerate(zip(tokens, depths, strict=True))
         return [
-            Token(token, self.length + depth - 1, carried[slot]) if slot in carried else None
+            PlacedToken(token, self.length + depth - 1, carried[slot]) if slot in carried else None
             for slot, (token, depth) in slots
         ]
 

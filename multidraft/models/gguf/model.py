@@ -12,8 +12,8 @@ from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, quote
 from multidraft.models.gguf.choice import library_for
-from multidraft.models.gguf.file import Weights
-from multidraft.models.gguf.memory import BYTES, Memory, Sequences, Token
+from multidraft.models.gguf.file import LoadedModel
+from multidraft.models.gguf.memory import BYTES, Memory, PlacedToken, Sequences
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored
 
 
@@ -39,7 +39,7 @@ class GGUF(Reader):
         if gpu_layers is not None:
             check_integer(gpu_layers, "gpu_layers", 0)
         path = Path(path).expanduser()
-        self.weights = Weights(path, library_for(path, library, cache_type, gpu_layers), gpu_layers)
+        self.weights = LoadedModel(path, library_for(path, library, cache_type, gpu_layers), gpu_layers)
         self.memory = self.source = Memory(self.weights, cache_type)
         self.capacity = 0
         self.vocabulary, self.ids = self.weights.tokens.size, self.weights.tokens.ids
@@ -92,7 +92,7 @@ class GGUF(Reader):
                 self.note_states(read)
             return torch.from_numpy(scores)[..., : self.weights.tokens.columns]
 
-    def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
+    def scores(self, rows: list[list[PlacedToken | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
         """The logits of llama.cpp, and zero where nothing is read."""
         counts = [count_scored(scored, len(row)) for row in rows]
         slots = [
@@ -110,7 +110,7 @@ class GGUF(Reader):
         scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = logits
         return scores
 
-    def note_states(self, rows: list[list[Token | None]]) -> None:
+    def note_states(self, rows: list[list[PlacedToken | None]]) -> None:
         """Keep the hidden states of tokens that were just read, and zeros for those that were not."""
         outputs = self.memory.outputs
         assert outputs is not None

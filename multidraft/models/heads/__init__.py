@@ -30,14 +30,14 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from multidraft.models.huggingface.compat import windows
 
 KINDS = EAGLE3, DFLASH, MEDUSA = "eagle3", "dflash", "medusa"
-Tokens = Int[Tensor, "rows new"]
+NewTokens = Int[Tensor, "rows new"]
 States = Float[Tensor, "rows new hidden"]
 Inputs = Float[Tensor, "rows new inputs"]  # of an attention or of `fc`, which may be wider
 Heads = Float[Tensor, "rows heads new width"]
 Vectors = Float[Tensor, "*shape width"]
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, (rows, tokens, width of a head)
-Mask = Bool[Tensor, "#rows 1 new slots"] | Float[Tensor, "#rows 1 new slots"]  # true where seen, or what scores gain
-Masks = Mask | Mapping[str, Mask]  # by type of layer, as in `windows`, or one for all
+AttentionMask = Bool[Tensor, "#rows 1 new slots"] | Float[Tensor, "#rows 1 new slots"]  # seen, or what scores gain
+Masks = AttentionMask | Mapping[str, AttentionMask]  # by type of layer, as in `windows`, or one for all
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Body(Drafting):
         self.lm_head = nn.Linear(width, settings.drafted, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # of whatever kind it asks for
 
-    def embed(self, tokens: Tokens) -> States:
+    def embed(self, tokens: NewTokens) -> States:
         """Tokens as states."""
         weight, scale = self.embed_tokens.weight, self.settings.embedding_scale
         known = tokens.clamp(max=len(weight) - 1)  # a target that has been resized since has more
@@ -204,7 +204,7 @@ class Eagle3(Body):
             features = torch.cat([norm(part) for norm, part in parts], -1)
         return self.fc(features)
 
-    def forward(self, tokens: Tokens, states: States, positions: Tokens, masks: Masks, cache: Cache) -> States:
+    def forward(self, tokens: NewTokens, states: States, positions: NewTokens, masks: Masks, cache: Cache) -> States:
         """The states of tokens, each of which follows one that has the state beside it; those go to later tokens.
 
         Keys and values go to the cache. Positions may begin anywhere: only their differences count.
@@ -232,7 +232,7 @@ class DFlash(Body):
         """One state of those of the target's layers, which stand side by side."""
         return self.hidden_norm(self.fc(features))
 
-    def remember(self, states: States, positions: Tokens, cache: Cache) -> None:
+    def remember(self, states: States, positions: NewTokens, cache: Cache) -> None:
         """Put keys and values of the target's fused states into the cache."""
         rotary = self.rotary(states, positions)
         for layer in list[Any](self.layers):
@@ -244,7 +244,7 @@ class DFlash(Body):
         block[:, 0] = first
         return block
 
-    def forward(self, tokens: Tokens, positions: Tokens, masks: Masks, cache: Cache) -> States:
+    def forward(self, tokens: NewTokens, positions: NewTokens, masks: Masks, cache: Cache) -> States:
         """The states of a block, whose own keys and values go to the cache behind those of the target's states."""
         states = self.embed(tokens)
         rotary = self.rotary(states, positions)
@@ -253,7 +253,7 @@ class DFlash(Body):
         return states
 
 
-class Block(nn.Module):
+class MedusaBlock(nn.Module):
     """Medusa's layer, which adds to what it reads: `x + SiLU(W x + b)`."""
 
     def __init__(self, width: int):
@@ -273,7 +273,7 @@ class Medusa(Drafting, nn.ModuleList):
         width = settings.target_width
         for _ in range(settings.heads):
             output = nn.Linear(width, settings.drafted, bias=False)
-            self.append(nn.Sequential(*(Block(width) for _ in range(settings.depth)), output))
+            self.append(nn.Sequential(*(MedusaBlock(width) for _ in range(settings.depth)), output))
 
     def fuse(self, features: Float[Tensor, "rows new width"]) -> Float[Tensor, "rows new width"]:
         """The target's last states, normed, as they are."""
@@ -284,5 +284,5 @@ class Medusa(Drafting, nn.ModuleList):
         return torch.stack([head(states) for head in self])
 
 
-Head = Eagle3 | DFlash | Medusa
+AnyHead = Eagle3 | DFlash | Medusa
 MODULES: dict[str, Any] = {EAGLE3: Eagle3, DFLASH: DFlash, MEDUSA: Medusa}

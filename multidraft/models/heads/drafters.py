@@ -27,7 +27,7 @@ from multidraft.transfer import take, upload
 
 Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
-Mask = Float[Tensor, "rows 1 block slots"]
+BlockMask = Float[Tensor, "rows 1 block slots"]
 MAX_UNFUSED = 32  # passes of the target whose states wait to be fused
 HEAD_NAME = re.compile(rf"({'|'.join(KINDS)}):(.+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -338,7 +338,7 @@ class BlockDrafter(Marginal):
         for row in self.rows:
             row.memory.states = row.memory.states[len(row.memory.states) :]
 
-    def around(self, mask: Mask, window: int | None) -> Mask:
+    def around(self, mask: BlockMask, window: int | None) -> BlockMask:
         """The mask of a chain, made one of a block whose tokens see those behind them too."""
         size, settings = mask.shape[2], self.module.settings
         if window and settings.causal_window:

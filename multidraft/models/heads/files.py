@@ -12,18 +12,18 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from multidraft.errors import AdviceError
 from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored_tensors
 from multidraft.models.door import Model
-from multidraft.models.heads import MEDUSA, MODULES, Body, Head, Settings
+from multidraft.models.heads import MEDUSA, MODULES, AnyHead, Body, Settings
 from multidraft.models.heads.configuration import FOLDER_ADVICE, GET_FILES_AGAIN, MAX_MEDUSA, read_settings
 from multidraft.models.heads.target import Target, target_of
 from multidraft.models.huggingface.loading import reason
 
-Weights = dict[str, Stored]
+StoredWeights = dict[str, Stored]
 WEIGHT_FILES = "*.safetensors", "pytorch_model*.bin", "medusa_lm_head.pt"  # the first pattern that has any
 DROPPED_WEIGHTS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # weights that inference does not need
 EMBEDDING, OUTPUT, OFFSETS, TOKENS = "embed_tokens.weight", "lm_head.weight", "d2t", "token_map"
 
 
-def load_head(folder: Path, model: Model | Target) -> Head:
+def load_head(folder: Path, model: Model | Target) -> AnyHead:
     """The head of a folder for a target, on its device, in evaluation mode.
 
     What it has no weights of is the target's: the embedding, and the rows of its head for the tokens that it drafts.
@@ -59,7 +59,7 @@ def count_heads(names: Iterable[str]) -> int:
     return count
 
 
-def empty(settings: Settings, name: str) -> Head:
+def empty(settings: Settings, name: str) -> AnyHead:
     """The module without memory for its weights."""
     try:
         with torch.device("meta"):
@@ -68,10 +68,10 @@ def empty(settings: Settings, name: str) -> Head:
         raise AdviceError(f"{name} cannot be made: {reason(error)}; {GET_FILES_AGAIN}") from None
 
 
-def read_weights(folder: Path) -> Weights:
+def read_weights(folder: Path) -> StoredWeights:
     """All tensors of a folder by the modules' names, from their headers; raises AdviceError where there are none."""
     paths = next(filter(None, (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)), [])
-    weights: Weights = {}
+    weights: StoredWeights = {}
     for path in paths:
         weights |= stored_tensors(path, "the weights", GET_FILES_AGAIN)
     if not weights:
@@ -92,7 +92,7 @@ def unnest(name: str) -> str:
     return name.replace("midlayer.", "layers.0.", 1)
 
 
-def drafted_tokens(weights: Weights, size: int, name: str) -> Int[Tensor, " drafted"] | None:
+def drafted_tokens(weights: StoredWeights, size: int, name: str) -> Int[Tensor, " drafted"] | None:
     """The target's token of each column, taken out of the weights; None where the files do not say.
 
     A token that two columns lead to would have a part of its probability forgotten: the output's law would be another.
@@ -126,7 +126,7 @@ def fault_of_tokens(ids: Int[Tensor, " drafted"], size: int) -> str | None:
     return None
 
 
-def of_target(target: Target, weights: Weights, ids: Int[Tensor, " drafted"] | None) -> Weights:
+def of_target(target: Target, weights: StoredWeights, ids: Int[Tensor, " drafted"] | None) -> StoredWeights:
     """The target's own weights in the places where a head may have none, and these lack them."""
     shared = {} if target.embedding is None or EMBEDDING in weights else {EMBEDDING: of_tensor(target.embedding)}
     if target.output is None or OUTPUT in weights:
@@ -135,7 +135,7 @@ def of_target(target: Target, weights: Weights, ids: Int[Tensor, " drafted"] | N
     return shared | {OUTPUT: of_tensor(rows)}
 
 
-def check_weights(head: Head, all_weights: Weights, own_keys: KeysView[str], name: str) -> None:
+def check_weights(head: AnyHead, all_weights: StoredWeights, own_keys: KeysView[str], name: str) -> None:
     """Raise unless there is a weight of its shape for every place of a module, and a place for all that are its own."""
     places = head.state_dict()
     for key in sorted(places.keys() | own_keys - {EMBEDDING}):
@@ -147,7 +147,7 @@ def check_weights(head: Head, all_weights: Weights, own_keys: KeysView[str], nam
             raise AdviceError(f"{key} of {name} {fault}; its files belong to another head or target")
 
 
-def fill(head: Head, all_weights: Weights, target: Target, name: str) -> None:
+def fill(head: AnyHead, all_weights: StoredWeights, target: Target, name: str) -> None:
     """Put weights into a head without any, one after the other; raises AdviceError where some are no numbers."""
     device, dtypes = target.device, {EMBEDDING: target.dtype}
     fitted = {

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from multidraft.io import files
-from multidraft.models.heads import EAGLE3, MEDUSA, Head, Settings
+from multidraft.models.heads import EAGLE3, MEDUSA, AnyHead, Settings
 from multidraft.models.heads.configuration import FLAGS
 
 WITHOUT_OUTPUT = """# A draft head without its output layer
@@ -24,7 +24,7 @@ README = "README.md"
 
 
 def save_head(
-    head: Head, folder: Path, target: str, architectures: Sequence[str] = (), tokens: int = 3, whole: bool = True,
+    head: AnyHead, folder: Path, target: str, architectures: Sequence[str] = (), tokens: int = 3, whole: bool = True,
     dtype: torch.dtype | None = None,
 ) -> None:  # fmt: skip
     """Write a head; `target` is the name that engines find its target by, `tokens` what they draft by default.

@@ -34,9 +34,9 @@ SPARE_SLOTS = 8  # of a pool, which no step sees
 MAX_COPIES = 4  # of the weights on a CPU: for one row and several, for one token and several
 POOLS_LOCK = RLock()  # a model may be shared by threads
 Size = tuple[int, int, int]  # rows, tokens and slots
-Tokens = Int[Tensor, "rows new"]
-Masks = dict[str, Float[Tensor, "rows 1 new seen"]]  # by type of layer
-Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
+StepTokens = Int[Tensor, "rows new"]
+KindMasks = dict[str, Float[Tensor, "rows 1 new seen"]]  # by type of layer
+StepFunction = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
 
 
 def capture_graph(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
@@ -93,9 +93,9 @@ class FixedLayer(DynamicLayer):
 def step(
     model: PreTrainedModel,
     memory: str,
-    tokens: Tokens,
-    positions: Tokens,
-    masks: Masks,
+    tokens: StepTokens,
+    positions: StepTokens,
+    masks: KindMasks,
     slots: Int[Tensor, " new"],
     *buffers: Tensor,
 ) -> Float[Tensor, "rows new vocabulary"]:
@@ -133,7 +133,7 @@ class CapturedStep:
         for tensor, sizes in shared:  # other steps of this kind have other sizes, which must not be compiled in
             torch._dynamo.maybe_mark_dynamic(tensor, sizes)
 
-    def fill(self, tokens: Tokens, positions: Tokens, masks: Masks, first: int) -> None:
+    def fill(self, tokens: StepTokens, positions: StepTokens, masks: KindMasks, first: int) -> None:
         """Write a step's inputs; its keys and values go to the slots from `first` on. Nothing sees what is padded."""
         rows, new = tokens.shape
         self.tokens[:rows, :new] = tokens
@@ -143,7 +143,7 @@ class CapturedStep:
             whole = self.masks[kind].fill_(self.hidden)
             whole[:rows, :, :new, : mask.shape[3]] = mask
 
-    def run(self, step: Step, pool: Any = None) -> Float[Tensor, "rows tokens vocabulary"]:
+    def run(self, step: StepFunction, pool: Any = None) -> Float[Tensor, "rows tokens vocabulary"]:
         """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
         inputs = self.tokens, self.positions, self.masks, self.slots, *self.memory
         if pool is not None and self.tokens.is_cuda:
@@ -174,7 +174,7 @@ class BufferPool(Storage):
             super().reserve(bucket(rows), bucket(capacity, MIN_SLOTS) + SPARE_SLOTS)
 
     def captured_step(
-        self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: Step
+        self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: StepFunction
     ) -> CapturedStep:
         """The step of such a size, ready to be filled."""
         rows, new, slots = size
@@ -248,7 +248,7 @@ class CompiledSteps:
         return pool
 
     def run(
-        self, model: PreTrainedModel, cache: TreeCache, tokens: Tokens, positions: Tokens, masks: Masks
+        self, model: PreTrainedModel, cache: TreeCache, tokens: StepTokens, positions: StepTokens, masks: KindMasks
     ) -> Float[Tensor, "rows new vocabulary"] | None:
         """The logits of a step that the cache has made room for; None where it must be read without compiled steps."""
         (rows, new), pool = tokens.shape, cache.storage
@@ -310,7 +310,7 @@ def steps_of(model: PreTrainedModel) -> CompiledSteps:
     return STEPS[model]
 
 
-def compile_step(model: PreTrainedModel) -> Step:
+def compile_step(model: PreTrainedModel) -> StepFunction:
     """The compiled step; it does not keep the model alive.
 
     On a CPU the weights are compiled in, laid out as matrix products read them best, if there is memory for copies.

@@ -21,8 +21,8 @@ from multidraft.models.huggingface.reader import HuggingFaceReader
 from multidraft.models.reader import NO_HIDDEN_STATES, ROOT, Lists, Row, Scored, count_scored
 from multidraft.transfer import upload
 
-State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
-States = dict[int, State]  # of a row, by node, where they are held
+PassState = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
+NodeStates = dict[int, PassState]  # of a row, by node, where they are held
 
 
 def unread(row: Row, node: int) -> list[int]:
@@ -60,7 +60,7 @@ class Paths(HuggingFaceReader):
     def with_hidden_states(self, layers: Sequence[int]) -> "Paths":
         raise AdviceError(NO_HIDDEN_STATES.format("that is read as paths"))
 
-    def _begin(self, rows: int) -> list[States]:
+    def _begin(self, rows: int) -> list[NodeStates]:
         return [{ROOT: (None, 0)} for _ in range(rows)]
 
     @torch.inference_mode()
@@ -135,7 +135,7 @@ class Paths(HuggingFaceReader):
         for row, end in zip(self.rows, ends, strict=True):
             row.memory = {ROOT: end}
 
-    def _copy(self, row: Row) -> States:
+    def _copy(self, row: Row) -> NodeStates:
         return dict(row.memory)
 
     def _fork(self, fork: "Paths", row: int, length: int) -> None:
@@ -145,7 +145,7 @@ class Paths(HuggingFaceReader):
             fork.rows[0].memory = {ROOT: self.rows[row].memory[ROOT]}
 
 
-def let_go_of_others(states: list[State], rows: list[int]) -> None:
+def let_go_of_others(states: list[PassState], rows: list[int]) -> None:
     """Let go of what passes remembered beside the states of these rows."""
     shared = dict[int, list[int]]()
     for row in rows:

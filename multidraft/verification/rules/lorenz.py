@@ -25,7 +25,7 @@ from multidraft.verification.rules.recursive_rejection import acceptance, couple
 from multidraft.verification.rules.schedule import schedule
 
 ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # as `schedule`: what has `accept` and `remainder`
-Verified = tuple[Tensor, Tensor]  # what each draw is accepted with, and the next target once all are rejected
+RowVerdicts = tuple[Tensor, Tensor]  # what each draw is accepted with, and the next target once all are rejected
 
 
 def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
@@ -61,10 +61,10 @@ def in_three_stages(target: Rows, draft: Rows, drafted: Tuples, law: Staged, sch
 
 def verify_draws(
     target: Rows, draft: Rows, draws: Tuples, count: Int[Tensor, "*batch"], a: float, schedule_of: ScheduleOf = schedule
-) -> Verified:
+) -> RowVerdicts:
     """Verify `count` i.i.d. draws from `draft`, each row by itself: one at most by a coupling, more by a schedule."""
     single, p = count <= 1, target.double()
-    coupled: Verified | None = None
+    coupled: RowVerdicts | None = None
     if single.any():
         draft_probs = (draft * (count > 0)[..., None]).double() * a
         accept = acceptance(p, draft_probs, draws.amax(-1))

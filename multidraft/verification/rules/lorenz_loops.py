@@ -22,11 +22,11 @@ from multidraft.verification.precision import (
 )
 from multidraft.verification.rules.schedule import CONVERGED_GAP, STEPS
 
-Node = tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]  # what draws are accepted with, the next target if none is
-Inputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws
+NodeRule = tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]  # what draws are accepted with, the next target
+RuleInputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws
 
 
-def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node:
+def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> NodeRule:
     """What the rule knows of `count` draws before it sees them; one at most, in any position, is coupled."""
     if count <= 1:
         draft_probs = q.astype(np.float64) * (a if count else 0.0)
@@ -41,9 +41,9 @@ def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node:
     return partial(accept, p, order, columns[3]), after
 
 
-def nodes(rows: Iterable[Inputs], a: float) -> Iterator[Node]:
+def nodes(rows: Iterable[RuleInputs], a: float) -> Iterator[NodeRule]:
     """What the rule knows of each row; a row equal to the one before shares it."""
-    before: Inputs | None = None
+    before: RuleInputs | None = None
     for p, q, count in rows:
         if before is None or before[2] != count or not (np.array_equal(p, before[0]) and np.array_equal(q, before[1])):
             before, node = (p, q, count), node_of(p, q, count, a)
@@ -74,7 +74,7 @@ def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
 
 
 def in_three_stages(
-    node: Node, draft: np.ndarray, drafted: np.ndarray, law: Staged, lowest: float
+    node: NodeRule, draft: np.ndarray, drafted: np.ndarray, law: Staged, lowest: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """What is accepted at every position of a tuple, and the residual: draws, then top-ups, then sure tokens."""
     deterministic, draws, top_ups = law.parts(drafted)

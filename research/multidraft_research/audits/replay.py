@@ -7,14 +7,12 @@ trace does not keep.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, Walker, drive
 from multidraft.errors import AdviceError
-
-Record = dict[str, Any]
+from multidraft.io.journal import Record
 
 
 class Mismatch(Exception):
@@ -23,13 +21,13 @@ class Mismatch(Exception):
 
 def check(records: Iterable[Record], walk: Walker | None = None) -> Iterator[tuple[Record, str]]:
     """The records that cannot be true, each with the reason; `walk` where a trace was made with one of your own."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, ReplayRow] = {}
     first, start = 0, walk
     for record in records:
         try:
             if record["record"] == "generation":
                 first, start = record["first_row"], walk or walker_of(record)
-                rows |= {first + row: Row(prompt[-1]) for row, prompt in enumerate(record["prompts"])}
+                rows |= {first + row: ReplayRow(prompt[-1]) for row, prompt in enumerate(record["prompts"])}
             elif record["record"] == "step":
                 if start is None or record["row"] not in rows:
                     raise Mismatch("it comes before its generation")
@@ -52,7 +50,7 @@ def walker_of(record: Record) -> Walker:
     return WALKS[record["walk"]]
 
 
-class Row:
+class ReplayRow:
     """One row's tokens so far: every step begins where the one before it ended."""
 
     def __init__(self, root: int):

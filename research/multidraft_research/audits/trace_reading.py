@@ -9,7 +9,7 @@ from multidraft.decoding.shapes import MAX_NODES
 from multidraft.decoding.trace import FORMAT_VERSION, tokens_in
 from multidraft.errors import AdviceError
 from multidraft.io import fields, journal
-from multidraft.io.fields import Field, Flag, Items, Number, Object, Table, Text, Whole, exactly
+from multidraft.io.fields import Field, Flag, Items, Number, Object, TableField, Text, Whole, exactly
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ NAME, KIND = Text("(?s).+", "a name"), Text("bonus|recovered", "bonus or recover
 LAST = exactly({"token": COUNT, "kind": KIND, "number": NUMBER, "from": SUM, "to": SUM, "of": Number(1e-300, 1e6)})
 TREE = exactly({"parents": Items(Whole(-1, MAX_NODES), 1, MAX_NODES + 1), "drafts": Items(NODE, 1, MAX_NODES + 1)})
 SAMPLING = Object({"temperature": Number(0, 1e6, required=True), "processors": TEXTS, "top_k": COUNT, "top_p": NUMBER})
-PIECES: dict[str, Field] = {"pieces": Table(r"[0-9]{1,10}", int, Text(), MANY)}
+PIECES: dict[str, Field] = {"pieces": TableField(r"[0-9]{1,10}", int, Text(), MANY)}
 NODES = Items(Either("drafted", exactly(PLACE | DRAFTS), exactly(PLACE)), 1, MAX_NODES + 1)
 GENERATION = {"first_row": COUNT, "scheme": NAME, "settings": Object(), "tree": Either("parents", TREE, NAME)}
 GENERATION |= {"walk": NAME, "sampling": SAMPLING, "draft_sampling": SAMPLING} | PIECES
@@ -52,12 +52,12 @@ KINDS: dict[str, dict[str, Field]] = {  # what every record of a kind has
 HOW = "make one with `multidraft generate --trace FILE`"
 
 
-def read(path: Path) -> "Reading":
+def read(path: Path) -> "TraceLines":
     """A trace file's records, and what is wrong with them."""
-    return Reading(path, *journal.read_lines(path, "the trace"))
+    return TraceLines(path, *journal.read_lines(path, "the trace"))
 
 
-class Reading:
+class TraceLines:
     """The lines of a trace file; a last one without its end was cut off when the run was killed."""
 
     def __init__(self, path: Path, lines: list[bytes], torn: bytes):

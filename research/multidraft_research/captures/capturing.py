@@ -17,7 +17,7 @@ from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
 from multidraft.models.door import context_of
 from multidraft.models.huggingface.compat import home, vocabulary_of
-from multidraft_research.captures.folder import Entry
+from multidraft_research.captures.folder import ShardEntry
 from multidraft_research.captures.recording import Recording, resize
 from multidraft_research.captures.shard import Shard, losses
 
@@ -84,7 +84,7 @@ def write(shard: Shard, folder: Path, index: int, name: str, task: str, top_k: i
     content, file = save(tensors), f"{index:05}.safetensors"
     outputs.write(folder / file, content)
     digest, lost = sha256(content).hexdigest(), losses(shard.recording, tensors)
-    return asdict(Entry(file, digest, len(content), name, task, len(shard.tokens), **lost))
+    return asdict(ShardEntry(file, digest, len(content), name, task, len(shard.tokens), **lost))
 
 
 def largest(prompts: int, manner: Manner, vocabulary: int, bytes_of_pair: int = 8) -> int:

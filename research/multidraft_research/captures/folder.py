@@ -34,7 +34,7 @@ ENTRY = Object(
 
 
 @dataclass(frozen=True)
-class Entry:
+class ShardEntry:
     """A line of the manifest: a shard, the prompt that it is of, and the total variation that cutting it has cost."""
 
     file: str
@@ -53,7 +53,7 @@ class Capture:
 
     folder: Path
     settings: dict[str, Any]
-    entries: list[Entry]
+    entries: list[ShardEntry]
 
     @classmethod
     def open(cls, folder: Path) -> "Capture":
@@ -124,7 +124,7 @@ def is_whole(folder: Path, record: dict[str, Any]) -> bool:
         return False
 
 
-def is_of(path: Path, entry: Entry) -> bool:
+def is_of(path: Path, entry: ShardEntry) -> bool:
     """Whether a file is the one that a line names; one of another size, as a device has, is not read at all."""
     if path.stat().st_size != entry.bytes:
         return False
@@ -145,6 +145,6 @@ def check_settings(settings: Any, path: Path) -> None:
     read(FIRST, settings, f"the first line of {path}", HOW)
 
 
-def entry(record: Any, path: Path) -> Entry:
+def entry(record: Any, path: Path) -> ShardEntry:
     """A line after the first, checked."""
-    return Entry(**read(ENTRY, record, f"{path} has a line that is no shard", HOW))
+    return ShardEntry(**read(ENTRY, record, f"{path} has a line that is no shard", HOW))

@@ -13,7 +13,7 @@ from multidraft_research.cli.pretrained import DraftOption, TargetOption
 
 if TYPE_CHECKING:
     from multidraft_research.captures.recording import Recording
-    from multidraft_research.studies.acceptance import Line
+    from multidraft_research.studies.acceptance import RateLine
 
 SCHEME = "Only this scheme, of the list or of yours, as in module:rule,law=iid; may be repeated. Default: all."
 
@@ -72,13 +72,13 @@ def check(random: int, capture: Path | None, model: str | None, temperatures: li
         check_setting("temperature", temperature, "--temperature")
 
 
-def measure_lines(pairs: "Recording", jobs: list[tuple[str, float, int]], seed: int) -> "list[Line]":
+def measure_lines(pairs: "Recording", jobs: list[tuple[str, float, int]], seed: int) -> "list[RateLine]":
     """All lines of the table, with a progress bar; a scheme that fails is left out, unless there is no other."""
     from tqdm import tqdm
 
-    from multidraft_research.studies.acceptance import Line, measure
+    from multidraft_research.studies.acceptance import RateLine, measure
 
-    lines, failures = list[Line](), dict[str, AdviceError]()
+    lines, failures = list[RateLine](), dict[str, AdviceError]()
     for job in tqdm(jobs, desc="measuring", unit="case"):
         try:
             lines += [] if job[0] in failures else measure(pairs, [job], seed)
@@ -92,7 +92,7 @@ def measure_lines(pairs: "Recording", jobs: list[tuple[str, float, int]], seed: 
 
 
 def report(
-    lines: "list[Line]", temperatures: list[float], counts: list[int], source: str, positions: int, as_json: bool
+    lines: "list[RateLine]", temperatures: list[float], counts: list[int], source: str, positions: int, as_json: bool
 ) -> None:
     """A table with a scheme a row, `acceptance / optimum` in percent; or JSON."""
     if as_json:
@@ -106,7 +106,7 @@ def report(
     terminal.print_table(["scheme", *(f"T={t:g} n={n}" for t, n in columns)], rows)
 
 
-def cell(line: "Line | None") -> str:
+def cell(line: "RateLine | None") -> str:
     """One entry of the table."""
     if line is None:
         return ""

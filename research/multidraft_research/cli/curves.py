@@ -13,7 +13,7 @@ from multidraft_research.studies import pictures
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft_research.studies.curves import Case
+    from multidraft_research.studies.curves import PositionCase
 
 
 def curves(
@@ -52,7 +52,7 @@ def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
     return text.replace(" ", "␣").replace("\n", "↵").replace("$", r"\$")
 
 
-def as_data(case: "Case", names: list[str], out: Path) -> dict[str, object]:
+def as_data(case: "PositionCase", names: list[str], out: Path) -> dict[str, object]:
     """All that the picture shows."""
     columns = {"target": case.target, "draft": case.draft, "phase_ends": case.ends, "draft_mass": case.plan.Q}
     return {

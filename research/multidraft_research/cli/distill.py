@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.training.distilling import TrainingSettings
+    from multidraft_research.training.distilling import DistillingSettings
 
 
 def distill(
@@ -34,10 +34,10 @@ def distill(
 ) -> None:
     """Train a draft model on the target's distributions in a capture, and say what it gains. Run it again to resume."""
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.training.distilling import TrainingSettings
+    from multidraft_research.training.distilling import DistillingSettings
 
     silence()
-    settings, source = TrainingSettings(steps, batch, learning_rate, seed=seed), Capture.open(capture)
+    settings, source = DistillingSettings(steps, batch, learning_rate, seed=seed), Capture.open(capture)
     settings.parts(len(source.entries))
     files.make_folder(out, "--out")
     with files.hold(out, wait):
@@ -45,7 +45,7 @@ def distill(
     terminal.note(f"{out / 'draft'} is ready for `multidraft generate --target ... --draft ...`")
 
 
-def train(draft: str | None, source: "Capture", settings: "TrainingSettings", out: Path, as_json: bool) -> None:
+def train(draft: str | None, source: "Capture", settings: "DistillingSettings", out: Path, as_json: bool) -> None:
     """Train, or go on, and write the draft and the report."""
     from multidraft_research.training.corpus import save_tokenizer
     from multidraft_research.training.distilling import distil
@@ -89,7 +89,7 @@ def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
 
 
 def report(
-    draft_model: "PreTrainedModel", source: "Capture", settings: "TrainingSettings", out: Path, as_json: bool
+    draft_model: "PreTrainedModel", source: "Capture", settings: "DistillingSettings", out: Path, as_json: bool
 ) -> None:
     """Acceptance on the prompts that were held out, before and after, for people or for scripts, and in a file."""
     from multidraft_research.studies.running.cells import ratio, sums

@@ -17,16 +17,16 @@ from multidraft.io.journal import Journal, Record
 
 WORKERS_HELP = "Processes that share the work, with the same results. Default: one; with --ray HOST:PORT, all that fit."
 RAY_HELP = "HOST:PORT of a Ray cluster that shares the work, or `local`: Ray with --workers processes here."
-Work = Callable[[int], Record]  # maps a job's number to its record; must be picklable
-Executor = Callable[[Work, Sequence[int]], Iterator[Record]]  # yields the jobs' records in order
+JobFunction = Callable[[int], Record]  # maps a job's number to its record; must be picklable
+Executor = Callable[[JobFunction, Sequence[int]], Iterator[Record]]  # yields the jobs' records in order
 MAX_WORKER_DEATHS = 3  # in a row, without a finished job in between
 OBJECT_STORE = 100_000_000  # of shared memory; the messages are small
 serial: Executor = map  # one job after another, in this process
-work_of_process: list[Work] = []  # in a worker process: its one entry
+work_of_process: list[JobFunction] = []  # in a worker process: its one entry
 unpickle_work, unpickle_imported = (lru_cache(maxsize=1)(pickle.loads) for _ in range(2))  # so models are loaded once
 
 
-def run(work: Work, jobs: int, journal: Journal, executor: Executor, description: str) -> None:
+def run(work: JobFunction, jobs: int, journal: Journal, executor: Executor, description: str) -> None:
     """Append the records of all jobs to the journal, in order; jobs that it already has are skipped."""
     from tqdm import tqdm
 
@@ -54,7 +54,7 @@ class Processes:
 
     workers: int
 
-    def __call__(self, work: Work, jobs: Sequence[int]) -> Iterator[Record]:
+    def __call__(self, work: JobFunction, jobs: Sequence[int]) -> Iterator[Record]:
         """Yield records in the order of the jobs; replaces workers that are killed."""
         from concurrent.futures import ProcessPoolExecutor
         from concurrent.futures.process import BrokenProcessPool
@@ -82,7 +82,7 @@ class Cluster:
     address: str
     workers: int | None
 
-    def __call__(self, work: Work, jobs: Sequence[int]) -> Iterator[Record]:
+    def __call__(self, work: JobFunction, jobs: Sequence[int]) -> Iterator[Record]:
         """Yield records in the order of the jobs; Ray retries a job whose worker was killed."""
         import torch
 
@@ -112,7 +112,7 @@ class Cluster:
                 ray.cancel(unfinished, force=True)
 
 
-def with_imports(work: Work) -> Work:
+def with_imports(work: JobFunction) -> JobFunction:
     """The work of a worker process, which imports first what this process has been asked to import."""
     return partial(run_after_imports, tuple(IMPORTED_MODULES), pickle.dumps(work)) if IMPORTED_MODULES else work
 
@@ -130,7 +130,7 @@ def worker_error(job: int) -> AdviceError:
     )
 
 
-def start_worker(work: Work) -> None:
+def start_worker(work: JobFunction) -> None:
     """Keep the work for all jobs of this worker process, and ignore Ctrl-C, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work_of_process.append(work)

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -11,14 +11,14 @@ from typer import Argument, Option
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io import files
+from multidraft.io.journal import Record
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from multidraft_research.audits.trace_reading import Reading
+    from multidraft_research.audits.trace_reading import TraceLines
 
-Record = dict[str, Any]
 WIDTH = 160  # of what goes into a file
 SHOWN_OF_TEXT = 12  # tokens before a step
 
@@ -56,7 +56,7 @@ def replay(
         show(trace, records)
 
 
-def draw(trace: "Reading", records: list[Record], path: Path) -> None:
+def draw(trace: "TraceLines", records: list[Record], path: Path) -> None:
     """One step as a picture in a file."""
     from multidraft_research.cli.tree_picture import picture
 
@@ -67,14 +67,14 @@ def draw(trace: "Reading", records: list[Record], path: Path) -> None:
     terminal.note(f"wrote {path}")
 
 
-def extent(trace: "Reading") -> str:
+def extent(trace: "TraceLines") -> str:
     """How much there is in a trace."""
     steps = list(trace.steps(None, None))
     rows = {record["row"] for record in steps}
     return f"{len(steps)} steps of {len(rows)} rows"
 
 
-def report_check(trace: "Reading", as_json: bool) -> None:
+def report_check(trace: "TraceLines", as_json: bool) -> None:
     """All that is wrong with a trace; exit code 1 if anything is."""
     from multidraft_research.audits.replay import check
 
@@ -95,7 +95,7 @@ def where(record: Record) -> str:
     return f"row {record['row']}, step {record['step']}" if record["record"] == "step" else str(record["record"])
 
 
-def show(trace: "Reading", records: list[Record]) -> None:
+def show(trace: "TraceLines", records: list[Record]) -> None:
     """Every step as a tree."""
     from rich.console import Console
 
@@ -108,7 +108,7 @@ def show(trace: "Reading", records: list[Record]) -> None:
         console.print()
 
 
-def texts(trace: "Reading") -> dict[tuple[int, int], str]:
+def texts(trace: "TraceLines") -> dict[tuple[int, int], str]:
     """The end of the text that each step continues, without the root."""
     rows: dict[int, list[int]] = {}
     texts_by_token = {}

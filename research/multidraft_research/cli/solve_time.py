@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multidraft_research.captures.folder import Capture
     from multidraft_research.captures.recording import Recording
     from multidraft_research.studies.solve_time import Result
-    from multidraft_research.studies.solve_time_table import Best, Line
+    from multidraft_research.studies.solve_time_table import Best, MethodLine
 
 SIZE = re.compile(r"[1-9]\d{0,5}")  # tokens or drafts
 RECORDED_TOKENS = 16  # of each of the six prompts
@@ -160,7 +160,7 @@ def report(results: "list[Result]", path: Path, plot: Path | None, as_json: bool
     )
 
 
-def as_data(table: "list[Line]", within: "list[Best]", path: Path, interrupted: bool) -> dict[str, object]:
+def as_data(table: "list[MethodLine]", within: "list[Best]", path: Path, interrupted: bool) -> dict[str, object]:
     """All numbers, ours and the paper's."""
     from multidraft_research.studies.printed.global_resolution import printed_numbers
 
@@ -175,7 +175,7 @@ def as_data(table: "list[Line]", within: "list[Best]", path: Path, interrupted: 
     }
 
 
-def print_source(source: str, table: "list[Line]") -> None:
+def print_source(source: str, table: "list[MethodLine]") -> None:
     """Four tables of one source, a method a row."""
     print_cells(f"{source}: milliseconds for a token (share solved)", table, time_cell)
     print_cells(f"{source}: time / time of lorenz", table, lambda line: number(line.over_lorenz, ".3g"))
@@ -183,7 +183,7 @@ def print_source(source: str, table: "list[Line]") -> None:
     print_cells(f"{source}: total variation from the target", table, variation_cell)
 
 
-def print_cells(title: str, table: "list[Line]", cell: "Callable[[Line], str]") -> None:
+def print_cells(title: str, table: "list[MethodLine]", cell: "Callable[[MethodLine], str]") -> None:
     """A table with a method a row and a problem a column."""
     cells = {(line.method, line.k, line.n): cell(line) for line in table}
     columns = list(dict.fromkeys((line.k, line.n) for line in table))
@@ -192,7 +192,7 @@ def print_cells(title: str, table: "list[Line]", cell: "Callable[[Line], str]") 
     terminal.print_table(["k,n", *(f"{k},{n}" for k, n in columns)], rows, numbers=True)
 
 
-def time_cell(line: "Line") -> str:
+def time_cell(line: "MethodLine") -> str:
     """Mean time of what was solved, with the share where that is not all; or why nothing was."""
     if line.milliseconds is None:
         return line.stopped or "0 %"
@@ -200,7 +200,7 @@ def time_cell(line: "Line") -> str:
     return f"{line.milliseconds:.3g}{share}{' then ' + line.stopped if line.stopped else ''}"
 
 
-def variation_cell(line: "Line") -> str:
+def variation_cell(line: "MethodLine") -> str:
     """What was computed, or what a theorem says."""
     if line.by == "formula":
         return "0 (proof)"

@@ -123,7 +123,7 @@ def run(corpus: Path, out: Path, recipe: "Recipe", taught: "Teacher | None") -> 
     from multidraft_research.training.evaluate import evaluate_pair
     from multidraft_research.training.recipe import train_draft, train_pair
 
-    clock, roles = Clock(out / "checkpoints" / "seconds"), []
+    clock, roles = TrainingClock(out / "checkpoints" / "seconds"), []
     try:
         with clock:
             for role in train_draft(corpus, out, recipe, taught) if taught else train_pair(corpus, out, recipe):
@@ -143,7 +143,7 @@ def run(corpus: Path, out: Path, recipe: "Recipe", taught: "Teacher | None") -> 
     return report
 
 
-class Clock:
+class TrainingClock:
     """Seconds spent in its block, added to those of earlier runs that a file remembers."""
 
     def __init__(self, file: Path):

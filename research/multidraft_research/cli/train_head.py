@@ -19,7 +19,7 @@ from multidraft.io import files, journal
 from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:
-    from multidraft_research.training.heads.run import Target
+    from multidraft_research.training.heads.run import NamedTarget
 
 TEXT_HELP = (
     'JSON lines (gz), as {"user": "Name a colour.", "assistant": "Blue."}; messages or conversations for several '
@@ -69,7 +69,7 @@ def train_head(
     """Train a head that drafts from a target's hidden states, in `speculators`' format. Run it again to resume."""
     from multidraft_research.cli.distill import check_same
     from multidraft_research.training.heads import captured, run, train
-    from multidraft_research.training.heads.train import Plan, TrainingSettings
+    from multidraft_research.training.heads.train import HeadPlan, HeadSettings
 
     silence()
     if (text is None) == (not self_written):
@@ -77,7 +77,7 @@ def train_head(
     if start is not None and not start.startswith(f"{kind.value}:"):
         raise AdviceError(f"--start {start!r} does not go with --kind {kind.value}; write {kind.value}:FOLDER")
     files.make_folder(out, "--out")
-    settings = TrainingSettings(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
+    settings = HeadSettings(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
     noted = asdict(settings) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
     noted |= {"start": start} if start else {}
     with files.hold(out, wait):
@@ -87,10 +87,10 @@ def train_head(
         check_pretrained_names(Loader(), target)
         model: Any
         model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
-        named_target = run.Target(model.requires_grad_(False), HUB_NAMES.get(target, target))
+        named_target = run.NamedTarget(model.requires_grad_(False), HUB_NAMES.get(target, target))
         train.check_trainable(model, kind.value)  # before anything is read
         mask = next((token for token in (tokenizer.mask_token_id, tokenizer.unk_token_id) if token is not None), 0)
-        plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
+        plan = HeadPlan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
         begin = plan if start is None else train.load_for_training(start, model)  # refused before the text is read
         try:
             records = captured.records(text or write_text(named_target, tokenizer, out / "text.jsonl", tokens))
@@ -142,7 +142,7 @@ class Progress:
         return f", about {math.ceil(minutes)} minutes left"
 
 
-def write_text(target: "Target", tokenizer: Any, path: Path, tokens: int) -> Path:
+def write_text(target: "NamedTarget", tokenizer: Any, path: Path, tokens: int) -> Path:
     """Text that the target writes, of so many tokens."""
     from tqdm import tqdm
 

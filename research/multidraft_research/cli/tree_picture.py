@@ -33,13 +33,13 @@ MAX_CHARACTERS, MAX_BOXES = 20, 400
 
 
 @dataclass
-class Box:
+class TokenBox:
     """A token with what it is drawn with, and the tokens below it."""
 
     text: str
     kind: str
     numbers: str = ""
-    below: "list[Box]" = field(default_factory=list)
+    below: "list[TokenBox]" = field(default_factory=list)
     left: float = 0.0
     top: float = 0.0
 
@@ -48,7 +48,7 @@ class Box:
         """As wide as its text or its smaller numbers need."""
         return 16 + max(CHARACTER * len(self.text), 0.75 * CHARACTER * len(self.numbers))
 
-    def all(self) -> "Iterator[Box]":
+    def all(self) -> "Iterator[TokenBox]":
         """This box and all below it."""
         yield self
         for box in self.below:
@@ -64,19 +64,19 @@ def picture(pieces: dict[int, str], record: dict[str, Any], before: str) -> byte
     return draw_picture(root, shorten(before.split("\n")[-1], 60), bottom)
 
 
-def boxes(pieces: dict[int, str], record: dict[str, Any]) -> Box:
+def boxes(pieces: dict[int, str], record: dict[str, Any]) -> TokenBox:
     """The tree, with the step's last token below the end of the accepted path."""
     nodes, path = {node["node"]: node for node in record["nodes"]}, [0, *record["path"]]
-    box_of_node = {0: Box(name(pieces, nodes[0]["token"]), "root")}
+    box_of_node = {0: TokenBox(name(pieces, nodes[0]["token"]), "root")}
     for number in sorted(nodes)[1:]:
         above, token = nodes[nodes[number]["above"]], nodes[number]["token"]
         place = above["drafted"].index(token)
         numbers = f"{above['draft'][place]:.2f} → {above['target'][place]:.2f}"
-        box = Box(name(pieces, token), "accepted" if number in path else "rejected", numbers)
+        box = TokenBox(name(pieces, token), "accepted" if number in path else "rejected", numbers)
         box_of_node[number] = box
         box_of_node[above["node"]].below.append(box)
     last = record["last"]
-    box_of_node[path[-1]].below.append(Box(name(pieces, last["token"]), last["kind"]))
+    box_of_node[path[-1]].below.append(TokenBox(name(pieces, last["token"]), last["kind"]))
     return box_of_node[0]
 
 
@@ -91,7 +91,7 @@ def shorten(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"…{text[1 - characters :]}"
 
 
-def levels(root: Box) -> list[float]:
+def levels(root: TokenBox) -> list[float]:
     """Where the boxes of each level begin: behind the widest of the level before."""
     lefts, level = [float(MARGIN)], [root]
     while following := [below for box in level for below in box.below]:
@@ -100,7 +100,7 @@ def levels(root: Box) -> list[float]:
     return lefts
 
 
-def place(box: Box, lefts: list[float], depth: int, top: float) -> float:
+def place(box: TokenBox, lefts: list[float], depth: int, top: float) -> float:
     """Put a box in the middle of those below it; return where the next row begins."""
     box.left, next_top = lefts[depth], top
     for below in box.below:
@@ -109,7 +109,7 @@ def place(box: Box, lefts: list[float], depth: int, top: float) -> float:
     return max(next_top, top + ROW)
 
 
-def draw_picture(root: Box, before: str, bottom: float) -> bytes:
+def draw_picture(root: TokenBox, before: str, bottom: float) -> bytes:
     """The picture, with a legend below the tree."""
     all_boxes, below = list(root.all()), bottom + MARGIN
     legend = [*LEGEND.items(), ("", NUMBERS)]
@@ -136,7 +136,7 @@ def draw_picture(root: Box, before: str, bottom: float) -> bytes:
     return ElementTree.tostring(svg, encoding="utf-8") + b"\n"
 
 
-def draw_edge(svg: ElementTree.Element, box: Box, child: Box) -> None:
+def draw_edge(svg: ElementTree.Element, box: TokenBox, child: TokenBox) -> None:
     """A curve from a box to one below it: thick along the tokens that are emitted."""
     start, end, y, y_end = box.left + box.width, child.left, box.top + HEIGHT / 2, child.top + HEIGHT / 2
     middle, is_emitted = (start + end) / 2, child.kind != "rejected"
@@ -144,7 +144,7 @@ def draw_edge(svg: ElementTree.Element, box: Box, child: Box) -> None:
     element(svg, "path", d=path, fill="none", stroke=COLOURS[child.kind][1], stroke_width=2.5 if is_emitted else 1.2)
 
 
-def draw_box(svg: ElementTree.Element, box: Box) -> None:
+def draw_box(svg: ElementTree.Element, box: TokenBox) -> None:
     """A token, and its numbers below it."""
     fill, border = COLOURS[box.kind]
     size: dict[str, Any] = dict(x=f"{box.left:.1f}", y=f"{box.top:.1f}", width=f"{box.width:.1f}", height=HEIGHT)

@@ -24,7 +24,7 @@ from multidraft_research.tuning.tree_speeds import tree_speeds, what_pays
 
 if TYPE_CHECKING:
     from multidraft.autotune.plans import MeasuredPair, Profile
-    from multidraft_research.tuning.measuring import Line
+    from multidraft_research.tuning.measuring import TreeLine
 
 STEPS, QUICK_STEPS = 240, 24  # measured for every line of the table, over all prompts in turn
 BUDGET_SECONDS, MEASURING_SHARE = 60.0, 0.5  # of the budget; the rest is for the table
@@ -52,8 +52,8 @@ def tune(
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
     prompts: Annotated[Path | None, Option(help=o.FILE_HELP)] = None,
     limit: o.Limit = None,
-    scheme: o.Scheme = DEFAULT_SCHEME,
-    walk: o.Walk = "deferred",
+    scheme: o.SchemeName = DEFAULT_SCHEME,
+    walk: o.WalkName = "deferred",
     temperature: Annotated[list[float] | None, Option(help="May be repeated. Default: 0, 0.7, 1.")] = None,
     rows: Annotated[
         list[int] | None, Option(min=1, help="Prompts side by side; may be repeated. Default: 1, 4, 16.")
@@ -65,7 +65,7 @@ def tune(
     out: Annotated[Path | None, Option(help="Write the plan here, for --plan.")] = None,
     plot: Annotated[Path | None, Option(help="Draw costs, acceptance, speeds: .svg, .png or .pdf.")] = None,
     wait: o.Wait = False,
-    as_json: o.Json = False,
+    as_json: o.JsonFlag = False,
     acceptances: Annotated[list[float] | None, Option("--what-if", help=WHAT_IF_HELP)] = None,
     drafter_share: Annotated[float, Option(help=DRAFTER_SHARE_HELP)] = DRAFTER_SHARE,
 ) -> None:
@@ -144,7 +144,7 @@ def measure(
 
 def compare(
     subject: "MeasuredPair", profile: "Profile", temperatures: list[float], steps: int, budget: float
-) -> "list[Line]":
+) -> "list[TreeLine]":
     """Predicted and measured speeds."""
     from tqdm import tqdm
 

@@ -9,7 +9,7 @@ from typer import Option
 from multidraft.cli import completion, terminal
 
 if TYPE_CHECKING:
-    from multidraft_research.studies.walks import Line
+    from multidraft_research.studies.walks import WalkLine
 
 
 def walks(
@@ -42,6 +42,6 @@ def walks(
         terminal.print_table(["tree", *columns, "bound"], rows, numbers=True)
 
 
-def cells(line: "Line") -> list[str]:
+def cells(line: "WalkLine") -> list[str]:
     """One row of a scheme's table."""
     return [line.tree, *(f"{value:.4f}" for value in (*line.walks.values(), line.bound))]

@@ -20,7 +20,7 @@ from multidraft.verification.precision import Draft, Rates, Rows
 ACCURACY = 1e-11  # boxes that cannot improve by more are dropped
 ROUNDING_OF_SUMS = 1e-13
 MAX_BOXES = 100_000
-Target = Float[np.ndarray, " vocab"]
+TargetLaw = Float[np.ndarray, " vocab"]
 Masses = Float[np.ndarray, " drafts"]
 Drafts = Float[np.ndarray, "drafts vocab"]
 
@@ -68,7 +68,7 @@ class Box:
     undecided: Int[np.ndarray, " some"]
 
 
-def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
+def best_set(target: TargetLaw, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
     """The token set `H` with the smallest `target(H) - prod_j draft_j(H)`, to 1e-11, for any vocabulary size.
 
     Three boxes for two drafts in practice, some hundred for eight. Raises RuntimeError beyond MAX_BOXES (never seen).
@@ -95,7 +95,7 @@ def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
     raise RuntimeError(f"{MAX_BOXES:,} boxes were not enough for a set within {ACCURACY:g} of the best")
 
 
-def narrow_box(box: Box, target: Target, draft: Drafts) -> Box | None:
+def narrow_box(box: Box, target: TargetLaw, draft: Drafts) -> Box | None:
     """Decide tokens and shrink the box as long as one helps the other; None if no best set is in it."""
     while True:
         p, q = target[box.undecided], draft[:, box.undecided]
@@ -114,7 +114,7 @@ def narrow_box(box: Box, target: Target, draft: Drafts) -> Box | None:
             return box
 
 
-def lower_bound(box: Box, target: Target, draft: Drafts) -> float:
+def lower_bound(box: Box, target: TargetLaw, draft: Drafts) -> float:
     """A cost that no set of the box falls below: linear around its center, with the remainder at its largest."""
     center, half = (box.low + box.high) / 2, (box.high - box.low) / 2
     g = slope(center)

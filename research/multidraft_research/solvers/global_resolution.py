@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 
 from multidraft.verification.precision import MIN_DRAFT_PROBABILITY
 from multidraft_research.solvers.convex import minimise, potential
-from multidraft_research.solvers.outer_residuals import Split, outer_residuals
+from multidraft_research.solvers.outer_residuals import OuterSplit, outer_residuals
 
 ITERATIONS = 25  # Appendix K
 LIMITS = {1: 1000, 2: 100, 3: 60, 4: 25}  # tokens in a truncation, by drafts. Ours, for below some 50 ms a solve: the
@@ -38,7 +38,7 @@ class Resolution:
     `score[i]` is the paper's softmax variable of token `i`: zero outside the truncation, -inf where nothing is drafted.
     """
 
-    split: Split
+    split: OuterSplit
     outer: System
     inner: System
     score: Float[np.ndarray, " vocab"]
@@ -111,7 +111,7 @@ def global_resolution(
     return Resolution(split, outer, inner, score, _large_gradient(outer, inner, tolerance))
 
 
-def _outer_tokens(split: Split, draft: np.ndarray, drafts: int, tolerance: float) -> System:
+def _outer_tokens(split: OuterSplit, draft: np.ndarray, drafts: int, tolerance: float) -> System:
     """The truncation outside H*; what it leaves out is the probability of a draft outside H* and T."""
     tokens = np.flatnonzero(~split.inside & (draft > MIN_DRAFT_PROBABILITY))
     tokens = tokens[np.argsort(-draft[tokens], kind="stable")]
@@ -121,7 +121,7 @@ def _outer_tokens(split: Split, draft: np.ndarray, drafts: int, tolerance: float
     return System(tokens[:size], float(left_out[size]))
 
 
-def _inner_tokens(split: Split, draft: np.ndarray, drafts: int, tolerance: float) -> System:
+def _inner_tokens(split: OuterSplit, draft: np.ndarray, drafts: int, tolerance: float) -> System:
     """The truncation of H*; what it leaves out is the probability that all drafts are in H* but not all in T."""
     tokens = np.flatnonzero(split.inside)
     tokens = tokens[np.argsort(-draft[tokens], kind="stable")]

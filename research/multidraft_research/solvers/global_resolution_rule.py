@@ -36,7 +36,7 @@ class ApproximateOutcome(Outcome):
 
 
 @dataclass(frozen=True)
-class Node:
+class Solution:
     """The solution for one pair of distributions, ready for any tuple drafted there."""
 
     resolution: Resolution
@@ -83,7 +83,7 @@ class GlobalResolution:
     def __call__(self, target: Rows, draft: Rows, drafted: Tuples, law: Law) -> ApproximateOutcome:
         """Row by row; every different pair of distributions in the batch is solved once (Global Resolution, eq. 18)."""
 
-        def solve(p: Tensor, q: Tensor, count: int) -> Node:
+        def solve(p: Tensor, q: Tensor, count: int) -> Solution:
             return self.node(p.numpy(), q.numpy(), count, law.draft_probability)
 
         outcome, nodes = row_by_row(solve, target, draft, drafted, law)
@@ -98,14 +98,16 @@ class GlobalResolution:
             outcome = self._instead(nodes, outcome, target, draft, law, failed)
         return ApproximateOutcome(outcome, deviation.masked_fill(failed, 0.0), ~failed)
 
-    def node(self, target: np.ndarray, draft: np.ndarray, drafts: int, draft_probability: float = 1.0) -> Node:
+    def node(self, target: np.ndarray, draft: np.ndarray, drafts: int, draft_probability: float = 1.0) -> Solution:
         """The solution for one pair: with probability 1 - a nothing is drafted, which is the problem of target / a."""
         a = draft_probability
         resolution = resolve(target / a, draft / draft.sum(), drafts, self.tolerance, self.iterations, self.limit)
-        return Node(resolution, next_target_of(target, a * resolution.split.residual), float(a * resolution.deviation))
+        return Solution(
+            resolution, next_target_of(target, a * resolution.split.residual), float(a * resolution.deviation)
+        )
 
     def _instead(
-        self, nodes: list[Node | None], outcome: Outcome, target: Tensor, draft: Tensor, law: Law, failed: Tensor
+        self, nodes: list[Solution | None], outcome: Outcome, target: Tensor, draft: Tensor, law: Law, failed: Tensor
     ) -> Outcome:
         """The fallback's outcome in the rows that failed, or an error that says what failed."""
         if self.fallback is None:

@@ -9,7 +9,7 @@ from multidraft.verification.precision import MIN_DRAFT_PROBABILITY
 
 
 @dataclass(frozen=True)
-class Split:
+class OuterSplit:
     """The best set `H*` (`inside`), the outer residuals (zero inside), and the optimal acceptance rate."""
 
     inside: Bool[np.ndarray, " vocab"]
@@ -17,7 +17,7 @@ class Split:
     optimum: float
 
 
-def outer_residuals(target: Float[np.ndarray, " vocab"], draft: Float[np.ndarray, " vocab"], drafts: int) -> Split:
+def outer_residuals(target: Float[np.ndarray, " vocab"], draft: Float[np.ndarray, " vocab"], drafts: int) -> OuterSplit:
     """`H*` and a feasible residual for every token outside it, for `drafts` i.i.d. draws.
 
     With `psi(H) = target(H) - draft(H)^n`, `H*` its minimiser and the tokens outside it in order of falling p/q,
@@ -42,4 +42,4 @@ def outer_residuals(target: Float[np.ndarray, " vocab"], draft: Float[np.ndarray
     inside, residual = np.zeros(len(target), dtype=bool), np.where(draft > MIN_DRAFT_PROBABILITY, 0.0, target)
     inside[order[np.argmin(lowest) :]] = True  # the first minimum: all that comes after it
     residual[order] = np.minimum(lowest[:-1] - lowest[1:], target[order])
-    return Split(inside, residual, float(P[-1] + lowest[-1]) if len(order) else 0.0)
+    return OuterSplit(inside, residual, float(P[-1] + lowest[-1]) if len(order) else 0.0)

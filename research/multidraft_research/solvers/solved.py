@@ -35,7 +35,7 @@ AnySolved = TypeVar("AnySolved", bound=Solved)
 
 
 @dataclass(frozen=True)
-class Plan:
+class PointRule:
     """The rule of a feasible point `m` of the relaxed problem, exact whether or not `m` is optimal.
 
         accept[i | S] = m[S, i] / Pr(S),      next_target = R / (1 - alpha)
@@ -63,12 +63,12 @@ def by_solving(solver: Solver, target: Rows, draft: Draft, drafted: Tuples, law:
 
 def rule_and_plans(
     solver: Solver, target: Rows, draft: Draft, drafted: Tuples, law: Law
-) -> tuple[Outcome, list[Plan | None]]:
+) -> tuple[Outcome, list[PointRule | None]]:
     """The rule that follows from a solver of the relaxed problem, with the plan of every row."""
 
-    def solve(p: Tensor, q: Tensor, count: int) -> Plan:
+    def solve(p: Tensor, q: Tensor, count: int) -> PointRule:
         moved = solver(p.numpy(), network_of(law, q, count), q.numpy(), count)
-        return Plan(moved, next_target_of(p.numpy(), (p.numpy() - moved.token_mass(len(p))).clip(min=0)))
+        return PointRule(moved, next_target_of(p.numpy(), (p.numpy() - moved.token_mass(len(p))).clip(min=0)))
 
     return row_by_row(solve, target, draft, drafted, law)
 

@@ -15,7 +15,7 @@ TUPLES = 16  # a pair, where acceptance has no formula: the average runs over pa
 
 
 @dataclass(frozen=True)
-class Line:
+class RateLine:
     """One number of the table with its standard error over positions (and tuples)."""
 
     scheme: str
@@ -47,7 +47,7 @@ def cases(temperatures: list[float], drafts: list[int], schemes: Sequence[str] =
     return [(n, t, k) for t in temperatures for k in drafts for n in names if laws[n].fixed_drafts in (None, k)]
 
 
-def measure(recording: Recording, jobs: list[tuple[str, float, int]], seed: int = 0) -> Iterator[Line]:
+def measure(recording: Recording, jobs: list[tuple[str, float, int]], seed: int = 0) -> Iterator[RateLine]:
     """The lines of the table, one after another."""
     for name, temperature, drafts in jobs:
         target, draft = (distribution(x.double(), temperature) for x in (recording.target, recording.draft))
@@ -57,9 +57,9 @@ def measure(recording: Recording, jobs: list[tuple[str, float, int]], seed: int 
 
 def measure_scheme(
     name: str, s: Scheme, temperature: float, target: Tensor, draft: Tensor, generator: torch.Generator
-) -> Line:
+) -> RateLine:
     """Averages over positions."""
     rate, method = s.acceptance(target, draft, samples=TUPLES, generator=generator)
     error = float(rate.double().std() / len(target) ** 0.5)
     optimum = None if s.law.optimal is None else float(s.optimal_acceptance_rate(target, draft).mean())
-    return Line(name, temperature, s.drafts, float(rate.mean()), error, optimum, method)
+    return RateLine(name, temperature, s.drafts, float(rate.mean()), error, optimum, method)

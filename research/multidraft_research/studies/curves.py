@@ -20,7 +20,7 @@ LOW, HIGH = 0.6, 0.8  # neither curve is trivial where the optimum is in between
 
 
 @dataclass(frozen=True)
-class Case:
+class PositionCase:
     """A position of a recording, and the schedule of the rule there; tensors hold the tokens that can be drafted."""
 
     position: int
@@ -74,7 +74,7 @@ class Case:
         return left / (self.plan.Q[: self.size] - shift_right(self.ends))[:, None]
 
 
-def telling_case(recording: Recording, drafts: int, top_k: int) -> Case:
+def telling_case(recording: Recording, drafts: int, top_k: int) -> PositionCase:
     """Of the positions whose optimum lies between LOW and HIGH, the one where resets lose most of the target.
 
     The draft is cut to its `top_k` likeliest tokens, the target stays whole. Raises AdviceError where none will do.
@@ -89,10 +89,10 @@ def telling_case(recording: Recording, drafts: int, top_k: int) -> Case:
             "record more with --max-new-tokens, or change --drafts or --top-k"
         )
     position = int(torch.where(between, lost, -1.0).argmax())
-    return Case(position, drafts, schedule(target[position], draft[position], torch.tensor(drafts)))
+    return PositionCase(position, drafts, schedule(target[position], draft[position], torch.tensor(drafts)))
 
 
-def draw(case: Case, names: list[str], path: Path) -> None:
+def draw(case: PositionCase, names: list[str], path: Path) -> None:
     """Three panels: the two curves, their difference with its record lows, and the schedule."""
     drawn, axes = pictures.figure(columns=3, width=4.6, height=3.9)
     draw_curves(case, axes[0, 0])
@@ -102,7 +102,7 @@ def draw(case: Case, names: list[str], path: Path) -> None:
     pictures.save(drawn, path)
 
 
-def draw_curves(case: Case, axis: Any) -> None:
+def draw_curves(case: PositionCase, axis: Any) -> None:
     """The Lorenz curve of the pair and F, with the distance that costs acceptance."""
     mass, work = prepend_zero(case.plan.Q[: case.size]), prepend_zero(case.target.cumsum(0))
     grid = torch.linspace(0, 1, 201, dtype=torch.float64)
@@ -118,7 +118,7 @@ def draw_curves(case: Case, axis: Any) -> None:
     axis.legend(loc="lower right", frameon=False)
 
 
-def draw_difference(case: Case, axis: Any) -> None:
+def draw_difference(case: PositionCase, axis: Any) -> None:
     """D_k and its record lows; the last of them is what is lost."""
     mass = case.plan.Q[: case.size]
     D = case.some_draft_within(mass) - case.target.cumsum(0)
@@ -132,7 +132,7 @@ def draw_difference(case: Case, axis: Any) -> None:
     axis.legend(loc="best", frameon=False)
 
 
-def draw_schedule(case: Case, names: list[str], axis: Any) -> None:
+def draw_schedule(case: PositionCase, names: list[str], axis: Any) -> None:
     """Who has the machine when: a phase is a column, a token a colour, its share a height; its area is at most q."""
     from matplotlib import colormaps
 

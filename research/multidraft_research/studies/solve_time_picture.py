@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from multidraft_research.studies import pictures
-from multidraft_research.studies.solve_time_table import Line
+from multidraft_research.studies.solve_time_table import MethodLine
 
 MARKERS = "osD^v<>PXph"
 NOISE = "bars: middle 95 % of tokens; acceptance is a ratio of sums over the same tokens"
@@ -12,7 +12,7 @@ SHIFT = 0.03  # between methods, so that their bars stand beside each other
 LOWEST = 0.85  # of the acceptance that is shown: naive is below it
 
 
-def draw(table: list[Line], path: Path) -> None:
+def draw(table: list[MethodLine], path: Path) -> None:
     """A column for each source: times above, acceptance over the optimum below; hollow where some tokens failed."""
     sources = list(dict.fromkeys(line.source for line in table))
     figure, axes = pictures.figure(columns=len(sources), rows=2, width=5.4, height=3.0)
@@ -27,7 +27,7 @@ def draw(table: list[Line], path: Path) -> None:
     pictures.save(figure, path)
 
 
-def panel(axis: Any, table: list[Line], value: str) -> None:
+def panel(axis: Any, table: list[MethodLine], value: str) -> None:
     """One number of every method over the problems, from small to large."""
     sizes = sorted({(line.k, line.n) for line in table})
     axis.set_xticks(range(len(sizes)), [f"{k:,}, {n}" for k, n in sizes], rotation=35, fontsize="small")

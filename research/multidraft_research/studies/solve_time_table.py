@@ -12,12 +12,12 @@ from multidraft_research.studies.solve_time import STOPS, Result
 FALLBACKS = ("linear_program", "max_flow", "reduced_max_flow")  # of Global Resolution, in the paper's Table 2
 LIMITS = (10, 100)  # milliseconds
 
-Token = tuple[str, int, int, int]  # source, k, n, token
+TokenKey = tuple[str, int, int, int]  # source, k, n, token
 Settled = tuple[float, float]  # seconds, acceptance rate
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodLine:
     """A method in a problem: means over the tokens that it solved, `milliseconds_tried` over all that it tried.
 
     `over_lorenz`: its time over that of lorenz on the tokens that it solved. `share`: its acceptance over the optimum
@@ -60,12 +60,12 @@ class Best:
     milliseconds: float | None = None
 
 
-def token_of(result: Result) -> Token:
+def token_of(result: Result) -> TokenKey:
     """Which token of which problem."""
     return result.source, result.k, result.n, result.token
 
 
-def lines(results: Iterable[Result]) -> list[Line]:
+def lines(results: Iterable[Result]) -> list[MethodLine]:
     """One line for every method and problem, in the order in which they first came."""
     everything = list(results)
     lorenz = {token_of(r): r.seconds for r in everything if r.method == "lorenz" and r.status == "solved"}
@@ -80,13 +80,13 @@ def by_case(results: Iterable[Result]) -> dict[tuple[str, int, int, str], list[R
     return cases
 
 
-def line(group: list[Result], lorenz: dict[Token, float]) -> Line:
+def line(group: list[Result], lorenz: dict[TokenKey, float]) -> MethodLine:
     """The line of one method in one problem."""
     solved = [r for r in group if r.status == "solved"]
     known = [(r.acceptance_rate or 0.0, r.total_variation or 0.0) for r in solved]
     compared = [r for r in solved if token_of(r) in lorenz]
     theirs = sum(lorenz[token_of(r)] for r in compared)
-    return Line(
+    return MethodLine(
         *group[0].case,
         tried=len(group),
         solved=len(solved),
@@ -136,16 +136,16 @@ def best(results: Iterable[Result]) -> list[Best]:
     return list(best_by_case.values())
 
 
-def quickest(results: Iterable[Result]) -> dict[Token, Settled]:
+def quickest(results: Iterable[Result]) -> dict[TokenKey, Settled]:
     """The quickest of FALLBACKS on every token that one of them solved."""
-    known: dict[Token, Settled] = {}
+    known: dict[TokenKey, Settled] = {}
     for r in results:
         if r.method in FALLBACKS and r.status == "solved" and r.acceptance_rate is not None:
             known[token_of(r)] = min(known.get(token_of(r), (math.inf, 0.0)), (r.seconds, r.acceptance_rate))
     return known
 
 
-def settle(result: Result, fallback: dict[Token, Settled]) -> Settled | None:
+def settle(result: Result, fallback: dict[TokenKey, Settled]) -> Settled | None:
     """Time and acceptance on one token, with the fallback where there is one."""
     if result.status == "solved" and result.acceptance_rate is not None:
         return result.seconds, result.acceptance_rate

@@ -18,10 +18,10 @@ from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
 from multidraft.verification.rules import lorenz, naive, rate_of_iid
 from multidraft.verification.rules import recursive_rejection as in_turn
 from multidraft_research.solvers import linear_program, max_flow
-from multidraft_research.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure
+from multidraft_research.solvers.global_resolution_rule import GlobalResolution, ResolutionFailure, Solution
 from multidraft_research.solvers.network import Network, edges_of, iid_network
 from multidraft_research.solvers.outer_residuals import outer_residuals
-from multidraft_research.solvers.solved import Plan, Solver, row_by_row, rule_and_plans
+from multidraft_research.solvers.solved import PointRule, Solver, row_by_row, rule_and_plans
 
 MOST_NUMBERS = 1_100_000  # tuples times tokens, or pairs of a set and a token, that are summed over
 TOLERANCES = ("1e-2", "1e-3", "1e-4")
@@ -40,8 +40,8 @@ class Facts:
     by: str
 
 
-Answer = tuple[Outcome, Callable[[], Facts]]
-Method = Callable[[Tensor, Tensor, Tensor, Iid], Answer]  # target, draft, drafted, and the law they were drawn by
+MethodResult = tuple[Outcome, Callable[[], Facts]]
+Method = Callable[[Tensor, Tensor, Tensor, Iid], MethodResult]  # target, draft, drafted, and their law
 Formula = Callable[[Tensor, Tensor, Iid], Tensor | None]
 
 
@@ -54,7 +54,7 @@ def variation(law: Float[np.ndarray, " vocabulary"], target: Float[np.ndarray, "
 def closed_form(rule: Rule, rate: Formula) -> Method:
     """A rule that needs no solution, with its formula."""
 
-    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> MethodResult:
         return rule(target, draft, drafted, law), lambda: closed_facts(rule, rate, target, draft, law)
 
     return method
@@ -73,14 +73,14 @@ def closed_facts(rule: Rule, rate: Formula, target: Tensor, draft: Tensor, law: 
 def by_network(solver: Solver) -> Method:
     """A solver of the problem on drafted sets, whose moved mass says all."""
 
-    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> MethodResult:
         outcome, plans = rule_and_plans(solver, target[None], draft[None], drafted[None], law)
         return outcome, lambda: planned_facts(plans[0], target.numpy())
 
     return method
 
 
-def planned_facts(plan: Plan | None, target: Float[np.ndarray, " vocabulary"]) -> Facts:
+def planned_facts(plan: PointRule | None, target: Float[np.ndarray, " vocabulary"]) -> Facts:
     """From the mass that every token receives."""
     assert plan is not None  # a tuple was drafted
     received = plan.moved.token_mass(len(target))
@@ -95,14 +95,14 @@ def resolution(tolerance: float, patient: bool = False) -> Method:
     tokens that make no larger a problem than MOST_NUMBERS.
     """
 
-    def solve(p: Tensor, q: Tensor, drafts: int) -> Node:
+    def solve(p: Tensor, q: Tensor, drafts: int) -> Solution:
         rule = GlobalResolution(tolerance, limit=largest(drafts) if patient else None)
         node = rule.node(p.numpy(), q.numpy(), drafts)
         if node.resolution.failure:
             raise ResolutionFailure(node.resolution.failure)
         return node
 
-    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> MethodResult:
         outcome, nodes = row_by_row(solve, target[None], draft[None], drafted[None], law)
         return outcome, lambda: resolution_facts(nodes[0], target.numpy(), draft.numpy(), law.drafts)
 
@@ -120,7 +120,10 @@ def largest(drafts: int) -> int:
 
 
 def resolution_facts(
-    node: Node | None, target: Float[np.ndarray, " vocabulary"], draft: Float[np.ndarray, " vocabulary"], drafts: int
+    node: Solution | None,
+    target: Float[np.ndarray, " vocabulary"],
+    draft: Float[np.ndarray, " vocabulary"],
+    drafts: int,
 ) -> Facts:
     """By summing over every drafted set where there are few, else the guarantee."""
     assert node is not None  # a tuple was drafted
@@ -131,7 +134,7 @@ def resolution_facts(
 
 
 def enumerate_sets(
-    node: Node, draft: Float[np.ndarray, " vocabulary"], drafts: int
+    node: Solution, draft: Float[np.ndarray, " vocabulary"], drafts: int
 ) -> tuple[Float[np.ndarray, " vocabulary"], Float[np.ndarray, " vocabulary"]]:
     """What Global Resolution accepts of every token, and the law of what it emits, over every drafted set."""
     received = np.zeros(len(draft))

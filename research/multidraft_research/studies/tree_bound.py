@@ -9,8 +9,8 @@ from multidraft.auditing.enumeration import Conditional, Forest
 from multidraft.errors import AdviceError, optional
 from multidraft_research.solvers.linear_program import EXACT
 
-Tokens = tuple[int, ...]
-Realised = frozenset[Tokens]  # the drafted prefixes below the root: with each one all that lead to it
+TokenTuple = tuple[int, ...]
+Realised = frozenset[TokenTuple]  # the drafted prefixes below the root: with each one all that lead to it
 MOST_VARIABLES = 20_000  # HiGHS takes about a minute
 
 
@@ -51,7 +51,7 @@ def tree_bound(trees: dict[Realised, float], conditional: Conditional, vocabular
     return solve(variables, conditional, np.array(list(trees.values())))
 
 
-def sequences(tree: Realised, vocabulary: int) -> list[Tokens]:
+def sequences(tree: Realised, vocabulary: int) -> list[TokenTuple]:
     """What can be emitted with a tree: emitting a drafted token last is never better than accepting it and going on."""
     return [(*u, c) for u in sorted({(), *tree}) for c in range(vocabulary) if (*u, c) not in tree]
 
@@ -66,11 +66,11 @@ def refuse(variables: int) -> None:
 
 
 def solve(
-    variables: list[tuple[int, Tokens]], conditional: Conditional, probability: Float[np.ndarray, " trees"]
+    variables: list[tuple[int, TokenTuple]], conditional: Conditional, probability: Float[np.ndarray, " trees"]
 ) -> float:
     """The program's value, by HiGHS."""
     optimize, sparse = optional("scipy.optimize", "SciPy", "transport"), optional("scipy.sparse", "SciPy", "transport")
-    rows: dict[tuple[Tokens, int], int] = {}
+    rows: dict[tuple[TokenTuple, int], int] = {}
     entries = [(owner, column, 1.0) for column, (owner, _) in enumerate(variables)]
     next_token = cache(lambda u: conditional(u).tolist())
     for column, (_, emitted) in enumerate(variables):

@@ -37,7 +37,7 @@ PROMPT = (0,)
 
 
 @dataclass(frozen=True)
-class Line:
+class WalkLine:
     """Accepted tokens a target pass, averaged over random cases: each walk's, and a bound on everyone's."""
 
     scheme: str
@@ -64,12 +64,12 @@ def jobs(schemes: Sequence[str], trees: Sequence[str], vocabulary: int) -> list[
     return pairs
 
 
-def measure(s: Scheme, tree: str, vocabulary: int, cases: int, seed: int) -> Line:
+def measure(s: Scheme, tree: str, vocabulary: int, cases: int, seed: int) -> WalkLine:
     """One line of the table."""
     results = [one_case(s, Tree.parse(tree), vocabulary, seed + case) for case in range(cases)]
     walks = {name: sum(accepted[name] for accepted, _ in results) / cases for name in WALKERS}
     short = {name: max(bound - accepted[name] for accepted, bound in results) for name in WALKERS}
-    return Line(s.name, tree, vocabulary, cases, walks, sum(bound for _, bound in results) / cases, short)
+    return WalkLine(s.name, tree, vocabulary, cases, walks, sum(bound for _, bound in results) / cases, short)
 
 
 def one_case(s: Scheme, tree: Tree, vocabulary: int, seed: int) -> tuple[dict[str, float], float]:

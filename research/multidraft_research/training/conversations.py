@@ -14,13 +14,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from multidraft.models.huggingface.compat import body, home
 from multidraft_research.training.descent import has_bfloat16
-from multidraft_research.training.texts import TEXTS_PER_SHARD, TEXTS_TOGETHER, TOP_TOKENS, Text, save
+from multidraft_research.training.texts import TEXTS_PER_SHARD, TEXTS_TOGETHER, TOP_TOKENS, TopText, save
 from multidraft_research.training.writing import ASSISTANT, END, SYSTEM, USER
 
 MAX_TOKENS = 1024  # of a text that a head is trained on; what goes beyond is cut off
 
 
-class Conversation(NamedTuple):
+class TokenizedChat(NamedTuple):
     """A text in tokens: where its user's turn begins, and where its answer does."""
 
     tokens: list[int]
@@ -35,16 +35,16 @@ class Conversation(NamedTuple):
         return [*range(self.first + 1, len(self.tokens))] if self.places is None else self.places
 
 
-def conversation(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Conversation:
+def conversation(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> TokenizedChat:
     """One line of a file of conversations of one turn: `user`, `assistant`, `ended`, `temperature`."""
     first = len(tokenizer(SYSTEM)["input_ids"])
     prompt = tokenizer(f"{SYSTEM}{USER}{record['user']}{END}\n{ASSISTANT}")["input_ids"]
     answer = tokenizer(record["assistant"] + (END if record["ended"] else ""))["input_ids"]
     about = {"id": record["id"], "temperature": record["temperature"], "answer": len(prompt)}
-    return Conversation(prompt + answer, first, len(prompt), about)
+    return TokenizedChat(prompt + answer, first, len(prompt), about)
 
 
-def in_passes(conversations: Sequence[Conversation]) -> Iterator[tuple[list[int], list[list[int]]]]:
+def in_passes(conversations: Sequence[TokenizedChat]) -> Iterator[tuple[list[int], list[list[int]]]]:
     """Texts of about one length, by their indices, and their tokens, filled up to the longest at their ends.
 
     What follows a text is seen by none of its tokens.
@@ -63,9 +63,9 @@ def in_fast_dtype(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def read(model: PreTrainedModel, conversations: Sequence[Conversation]) -> list[Text]:
+def read(model: PreTrainedModel, conversations: Sequence[TokenizedChat]) -> list[TopText]:
     """The texts with the target's distributions; each is read beside those of about its length."""
-    texts: dict[int, Text] = {}
+    texts: dict[int, TopText] = {}
     for group, rows in in_passes(conversations):
         states = body(model)[1](torch.tensor(rows), use_cache=False).last_hidden_state
         for index, state in zip(group, states, strict=True):
@@ -75,14 +75,14 @@ def read(model: PreTrainedModel, conversations: Sequence[Conversation]) -> list[
 
 @torch.no_grad()
 def with_distributions(
-    model: PreTrainedModel, conversation: Conversation, states: Float[Tensor, "length width"]
-) -> Text:
+    model: PreTrainedModel, conversation: TokenizedChat, states: Float[Tensor, "length width"]
+) -> TopText:
     """One text with its model's distribution, from its last states, at each place that is trained on."""
     places = np.array(conversation.trained_places, np.int64)
     logits = logits_of(model, states[places - 1])
     values, ids = logits.topk(min(TOP_TOKENS, logits.shape[-1]))
     logs = values - logits.logsumexp(-1, keepdim=True)
-    return Text(np.array(conversation.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), conversation.about)
+    return TopText(np.array(conversation.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), conversation.about)
 
 
 def common_prefix(tokens: Sequence[Any], others: Sequence[Any]) -> int:

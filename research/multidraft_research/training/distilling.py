@@ -28,7 +28,7 @@ BEFORE, AFTER, GAIN, PANEL = "before", "after", "gain", "acceptance"
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class DistillingSettings:
     """How the draft model is trained; prompts at the end of the capture are held out for measurements."""
 
     steps: int = 200
@@ -41,7 +41,7 @@ class TrainingSettings:
     def parts(self, prompts: int) -> tuple[range, range]:
         """The prompts to train on, and those that are held out.
 
-        >>> TrainingSettings(held_out=0.2).parts(6)
+        >>> DistillingSettings(held_out=0.2).parts(6)
         (range(0, 4), range(4, 6))
         """
         count = prompts - max(math.ceil(self.held_out * prompts), 1)
@@ -55,7 +55,7 @@ class TrainingSettings:
         return torch.randint(len(training), (self.batch,), generator=generator).tolist()
 
 
-def distil(draft: PreTrainedModel, capture: Capture, settings: TrainingSettings, checkpoint: Path) -> PreTrainedModel:
+def distil(draft: PreTrainedModel, capture: Capture, settings: DistillingSettings, checkpoint: Path) -> PreTrainedModel:
     """Train a draft model in float32; goes on from the checkpoint where there is one."""
     training, _ = settings.parts(len(capture.entries))
     model = draft.float().train()
@@ -80,7 +80,7 @@ def loss_of(model: PreTrainedModel, shard: Shard) -> Float[Tensor, ""]:
     return -(target_probs[:, :size] * logits.log_softmax(-1)[:, :size]).sum(-1).mean()
 
 
-def gains(draft: PreTrainedModel, capture: Capture, settings: TrainingSettings) -> Iterator[tuple[str, list[Cell]]]:
+def gains(draft: PreTrainedModel, capture: Capture, settings: DistillingSettings) -> Iterator[tuple[str, list[Cell]]]:
     """Acceptance on each prompt that was held out, with the draft that was captured and with this one."""
     _, held_out = settings.parts(len(capture.entries))
     for index in held_out:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from multidraft_research.training.descent import Descent, autocast, schedule
-from multidraft_research.training.texts import TEXTS_TOGETHER, Text, in_batches
+from multidraft_research.training.texts import TEXTS_TOGETHER, TopText, in_batches
 
 STEPS_PER_CHECKPOINT = 25
 TAIL_WEIGHT = 0.5  # weight of what the target gives to tokens that were not kept, which the draft may give to any
@@ -39,7 +39,7 @@ class TrainingSettings:
     seed: int = 0
 
 
-class Vocabulary:
+class TokenSet:
     """The target's tokens that a draft has; any other is the draft's last one where it reads."""
 
     def __init__(self, target_ids: Sequence[int], of: int):
@@ -52,7 +52,7 @@ class Vocabulary:
         return self.draft_ids[tokens.long()]
 
 
-def new_draft(target: PreTrainedModel, layers: Sequence[int], vocabulary: Vocabulary) -> LlamaForCausalLM:
+def new_draft(target: PreTrainedModel, layers: Sequence[int], vocabulary: TokenSet) -> LlamaForCausalLM:
     """A Llama in float32 that begins as these layers of the target, and its embeddings of these tokens."""
     of: Any = target.config
     settings = of.to_dict() | {"num_hidden_layers": len(layers), "vocab_size": vocabulary.size + 1}
@@ -72,7 +72,7 @@ def new_draft(target: PreTrainedModel, layers: Sequence[int], vocabulary: Vocabu
 
 
 def logits_of(
-    model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocabulary
+    model: LlamaForCausalLM, texts: Sequence[TopText], vocabulary: TokenSet
 ) -> Float[Tensor, "places vocabulary"]:
     """What the draft expects at every place of all texts, over the tokens that it has."""
     longest = max(len(text.tokens) for text in texts)
@@ -95,7 +95,7 @@ class TargetProbabilities:
     probability: Float[Tensor, "places top"]
 
     @classmethod
-    def of(cls, texts: Sequence[Text], vocabulary: Vocabulary) -> "TargetProbabilities":
+    def of(cls, texts: Sequence[TopText], vocabulary: TokenSet) -> "TargetProbabilities":
         """Those of all texts."""
         ids = vocabulary.to_draft(torch.from_numpy(np.concatenate([text.ids for text in texts]).astype(np.int64)))
         logs = torch.from_numpy(np.concatenate([text.logs for text in texts]).astype(np.float32))
@@ -125,7 +125,11 @@ def loss_of(
 
 
 def train(
-    target: PreTrainedModel, texts: Sequence[Text], vocabulary: Vocabulary, settings: TrainingSettings, checkpoint: Path
+    target: PreTrainedModel,
+    texts: Sequence[TopText],
+    vocabulary: TokenSet,
+    settings: TrainingSettings,
+    checkpoint: Path,
 ) -> Iterator[tuple[int, float, LlamaForCausalLM]]:
     """Train a draft, or go on from the checkpoint; after every step its number, its loss in nats, and the draft."""
     torch.manual_seed(settings.seed)
@@ -144,7 +148,7 @@ def train(
         yield step + 1, loss, model
 
 
-def accumulate(model: LlamaForCausalLM, batch: Sequence[Text], vocabulary: Vocabulary, mix: float) -> float:
+def accumulate(model: LlamaForCausalLM, batch: Sequence[TopText], vocabulary: TokenSet, mix: float) -> float:
     """Gradients of a batch, some texts at a time, which bounds the memory of the logits."""
     places, total = sum(len(text.places) for text in batch), 0.0
     for first in range(0, len(batch), TEXTS_TOGETHER):
@@ -156,7 +160,7 @@ def accumulate(model: LlamaForCausalLM, batch: Sequence[Text], vocabulary: Vocab
 
 
 @torch.inference_mode()
-def acceptance(model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocabulary) -> dict[str, float]:
+def acceptance(model: LlamaForCausalLM, texts: Sequence[TopText], vocabulary: TokenSet) -> dict[str, float]:
     """Means over the tokens of answers that were written at the temperature that is named.
 
     The sum of min(p, q); at T = 0 how often the most likely token is right, or among the draft's three; and what the

@@ -21,13 +21,13 @@ from multidraft.io import files
 from multidraft.zoo import smollm2
 
 if TYPE_CHECKING:
-    from multidraft_research.training.small_draft import Vocabulary
-    from multidraft_research.training.texts import Text
-    from multidraft_research.training.writing import Prompt
+    from multidraft_research.training.small_draft import TokenSet
+    from multidraft_research.training.texts import TopText
+    from multidraft_research.training.writing import UserTurn
 
 app = Typer(add_completion=False, no_args_is_help=True)
 HELD_OUT = 60  # conversations at each end of a file, which are never trained on
-Texts = Annotated[Path, Argument(help="Folder of shards.")]
+ShardFolder = Annotated[Path, Argument(help="Folder of shards.")]
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -36,15 +36,15 @@ def records(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def prompts(prompt_records: list[dict[str, Any]], part: int, parts: int) -> "Iterator[Prompt]":
+def prompts(prompt_records: list[dict[str, Any]], part: int, parts: int) -> "Iterator[UserTurn]":
     """Every second one is a user's turn that the model makes up."""
-    from multidraft_research.training.writing import Prompt
+    from multidraft_research.training.writing import UserTurn
 
     for number in count(part, parts):
         if number % 2 or number // 2 >= len(prompt_records):
-            yield Prompt(number, f"self/{number}", None)
+            yield UserTurn(number, f"self/{number}", None)
         else:
-            yield Prompt(number, prompt_records[number // 2]["id"], prompt_records[number // 2]["prompt"])
+            yield UserTurn(number, prompt_records[number // 2]["id"], prompt_records[number // 2]["prompt"])
 
 
 def choose(prompt_records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def write(
 
 @app.command()
 def read(
-    texts: Texts,
+    texts: ShardFolder,
     conversations: Annotated[Path, Option(help="JSON lines (gz) of user, assistant, ended, temperature.")],
 ) -> None:
     """Read what the target wrote before; the first and last 60 conversations are held out."""
@@ -94,7 +94,7 @@ def read(
 
 @app.command()
 def train(
-    texts: Texts,
+    texts: ShardFolder,
     out: Annotated[Path, Option(help="Folder for checkpoint, log and draft.")],
     size: Annotated[int, Option(min=1, help="Tokens that the draft has.")] = 8192,
     steps: Annotated[int, Option(min=1)] = 400,
@@ -132,14 +132,14 @@ def target() -> Any:
     return load_model(str(folder()))
 
 
-def vocabulary_of(texts: "list[Text]", size: int, of: int, kept: Path) -> "Vocabulary":
+def vocabulary_of(texts: "list[TopText]", size: int, of: int, kept: Path) -> "TokenSet":
     """The draft's tokens, chosen once: texts that come later do not change them."""
-    from multidraft_research.training.small_draft import Vocabulary
+    from multidraft_research.training.small_draft import TokenSet
     from multidraft_research.training.texts import frequent
 
     if not kept.exists():
         files.write(kept, json.dumps(frequent(texts, size, of)).encode())
-    return Vocabulary(json.loads(kept.read_text()), of)
+    return TokenSet(json.loads(kept.read_text()), of)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ TOP_TOKENS = 64  # that are kept of each distribution; the others' probability i
 
 
 @dataclass
-class Text:
+class TopText:
     """A text, and for the token at each of `places` the most likely `ids` with their natural `logs`, at T = 1."""
 
     tokens: Integer[np.ndarray, " length"]
@@ -29,7 +29,7 @@ class Text:
     about: dict[str, Any] = field(default_factory=dict)  # id, temperature; where the answer begins, if that is known
 
 
-def save(path: Path, texts: Sequence[Text]) -> None:
+def save(path: Path, texts: Sequence[TopText]) -> None:
     """Write a shard, whole or not at all."""
     starts = np.cumsum([0, *(len(text.tokens) for text in texts)])
     arrays = {
@@ -46,7 +46,7 @@ def save(path: Path, texts: Sequence[Text]) -> None:
     new_path.replace(path)
 
 
-def load(path: Path) -> Iterator[Text]:
+def load(path: Path) -> Iterator[TopText]:
     """The texts of a shard."""
     with np.load(path) as shard:
         tokens, starts, places, ids, logs = (shard[name] for name in ("tokens", "starts", "places", "ids", "logs"))
@@ -56,10 +56,10 @@ def load(path: Path) -> Iterator[Text]:
     for number, record in enumerate(about):
         first, last = bounds[number : number + 2]
         part = slice(cuts[number], cuts[number + 1])
-        yield Text(tokens[first:last], places[part] - first, ids[part], logs[part], record)
+        yield TopText(tokens[first:last], places[part] - first, ids[part], logs[part], record)
 
 
-def load_all(folder: Path) -> list[Text]:
+def load_all(folder: Path) -> list[TopText]:
     """The texts of all shards of a folder; raises AdviceError where there are none."""
     texts = [text for path in sorted(folder.glob("*.npz")) for text in load(path) if len(text.places)]
     if not texts:
@@ -67,10 +67,10 @@ def load_all(folder: Path) -> list[Text]:
     return texts
 
 
-def frequent(texts: Sequence[Text], size: int, vocabulary: int) -> list[int]:
+def frequent(texts: Sequence[TopText], size: int, vocabulary: int) -> list[int]:
     """The tokens that the target expects most, by their probability in all texts, in rising order.
 
-    >>> text = Text(np.array([0, 2]), np.array([1]), np.array([[2, 1]]), np.log([[0.6, 0.4]]))
+    >>> text = TopText(np.array([0, 2]), np.array([1]), np.array([[2, 1]]), np.log([[0.6, 0.4]]))
     >>> frequent([text], 1, 3)
     [2]
     """

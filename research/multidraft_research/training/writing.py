@@ -20,7 +20,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models.gguf.library import llama_cpp
-from multidraft_research.training.texts import TEXTS_PER_SHARD, TOP_TOKENS, Text, load, save
+from multidraft_research.training.texts import TEXTS_PER_SHARD, TOP_TOKENS, TopText, load, save
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
@@ -41,7 +41,7 @@ MAX_ROW_TOKENS, MAX_PASS_TOKENS = 768, 2048
 LOOP_TOKENS = 16  # that come again end a greedy text: the rest would be the same
 
 
-class Prompt(NamedTuple):
+class UserTurn(NamedTuple):
     """A user's turn; without one, the model writes it."""
 
     number: int
@@ -58,7 +58,7 @@ class Part(NamedTuple):
     scored: int
 
 
-class Reader:
+class RowReader:
     """A GGUF model with a memory of its own for every row, in one thread."""
 
     def __init__(self, path: Path, rows: int):
@@ -106,10 +106,10 @@ class Reader:
 
 
 @dataclass(eq=False)
-class Row:
+class OpenText:
     """A text that is being written."""
 
-    prompt: Prompt
+    prompt: UserTurn
     sequence: int
     tokens: list[int]
     limit: int
@@ -151,7 +151,7 @@ class Row:
         is_greedy = self.answers and not self.temperature
         return is_greedy and written[:-1].tobytes().find(written[-LOOP_TOKENS:].tobytes()) >= 0
 
-    def text(self) -> Text:
+    def text(self) -> TopText:
         """The text with what was kept of its distributions."""
         about = {
             "number": self.prompt.number,
@@ -159,7 +159,7 @@ class Row:
             "temperature": TEMPERATURES[self.prompt.number % 3],
         }
         ids, logs = np.concatenate(self.ids), np.concatenate(self.logs)
-        return Text(np.array(self.tokens), np.array(self.places), ids, logs, about)
+        return TopText(np.array(self.tokens), np.array(self.places), ids, logs, about)
 
 
 def as_bfloat16(path: Path, folder: Path) -> Path:
@@ -175,7 +175,7 @@ def as_bfloat16(path: Path, folder: Path) -> Path:
     return place
 
 
-def new_row(reader: Reader, prompt: Prompt, sequence: int) -> Row:
+def new_row(reader: RowReader, prompt: UserTurn, sequence: int) -> OpenText:
     """A row with its prompt."""
     random = np.random.default_rng([11, prompt.number])
     if prompt.user is None:
@@ -185,7 +185,7 @@ def new_row(reader: Reader, prompt: Prompt, sequence: int) -> Row:
     tokens = reader.tokens(SYSTEM + text)
     limit = len(tokens) + (MAX_TURN_TOKENS if prompt.user is None else MAX_ANSWER_TOKENS)
     first = len(reader.tokens(SYSTEM))
-    return Row(prompt, sequence, tokens, limit, random, answers=prompt.user is not None, first=first)
+    return OpenText(prompt, sequence, tokens, limit, random, answers=prompt.user is not None, first=first)
 
 
 def sample(
@@ -205,7 +205,7 @@ def sample(
 
 
 def write(
-    path: Path, prompts: Iterator[Prompt], out: Path, name: str, rows: int = 64, seconds: float = float("inf"),
+    path: Path, prompts: Iterator[UserTurn], out: Path, name: str, rows: int = 64, seconds: float = float("inf"),
     report: Callable[[int], Any] = lambda count: None,
 ) -> None:  # fmt: skip
     """Write shards `name`-00000.npz, ... until the prompts, or so many seconds, are over.
@@ -217,10 +217,10 @@ def write(
     torch.set_num_threads(1)
     shards = sorted(out.glob(f"{name}-*.npz"))
     done = {text.about["number"] for shard in shards for text in load(shard)}
-    finished: list[Text] = []
+    finished: list[TopText] = []
     begin, count = time.monotonic(), len(shards)
     new_prompts = (prompt for prompt in prompts if prompt.number not in done)
-    for text in write_rows(Reader(path, rows), new_prompts, rows, report):
+    for text in write_rows(RowReader(path, rows), new_prompts, rows, report):
         finished.append(text)
         if len(finished) == TEXTS_PER_SHARD:
             save(out / f"{name}-{count:05d}.npz", finished)
@@ -232,11 +232,11 @@ def write(
 
 
 def write_rows(
-    reader: Reader, prompts: Iterator[Prompt], max_rows: int, report: Callable[[int], Any]
-) -> Iterator[Text]:
+    reader: RowReader, prompts: Iterator[UserTurn], max_rows: int, report: Callable[[int], Any]
+) -> Iterator[TopText]:
     """Texts as they end; a row that ends is replaced before the next pass."""
     end, answer = reader.tokens(END)[0], reader.tokens(f"\n{ASSISTANT}")
-    rows: list[Row] = []
+    rows: list[OpenText] = []
     free = list(range(max_rows))
     while fill_rows(reader, prompts, rows, free):
         rows.sort(key=lambda row: row.sequence)  # neighbours are computed together
@@ -255,7 +255,7 @@ def write_rows(
                 yield row.text()
 
 
-def fill_rows(reader: Reader, prompts: Iterator[Prompt], rows: list[Row], free: list[int]) -> bool:
+def fill_rows(reader: RowReader, prompts: Iterator[UserTurn], rows: list[OpenText], free: list[int]) -> bool:
     """Begin rows as long as there is room in the next pass; whether there are any."""
     room = MAX_PASS_TOKENS - len(rows)
     while free and room > MAX_ROW_TOKENS and (prompt := next(prompts, None)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from multidraft.autotune.controller import Auto, Limits, note
+from multidraft.autotune.controller import Auto, TreeLimits, note
 from multidraft.autotune.estimates import Work
 from multidraft.autotune.plans import MeasuredPair, Profile, save
 from multidraft.decoding.batch import Batch
@@ -53,7 +53,7 @@ def measure(
                 break
             count, temperature, tree = rng.choice(rows), rng.choice(temperatures), rng.choice([*TREES.values()])
             is_fixed = count in profile.timed_rows and rng.random() < FIXED_SHARE
-            policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), UNLIMITED_BUDGET, kind)
+            policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, TreeLimits(), UNLIMITED_BUDGET, kind)
             for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
                 if is_fixed:
                     note(profile, record, kind, UNLIMITED_BUDGET)
@@ -95,7 +95,7 @@ def requests_for(prompts: list[list[int]], sampling: Sampling, max_new_tokens: i
 
 
 @dataclass
-class Line:
+class TreeLine:
     """A row of the table: one tree at one temperature, in a batch of one."""
 
     temperature: float | int
@@ -117,12 +117,12 @@ class Line:
         self.tokens, self.speed = tokens / self.steps, tokens / self.seconds
 
 
-def lines_of(profile: Profile, temperature: float | int) -> list[Line]:
+def lines_of(profile: Profile, temperature: float | int) -> list[TreeLine]:
     """The lines to compare, with their predictions; auto is predicted to be as fast as the best tree."""
-    rates, costs, lines = profile.rates(temperature), profile.costs(1), list[Line]()
+    rates, costs, lines = profile.rates(temperature), profile.costs(1), list[TreeLine]()
     for name, tree in TREES.items():
         tokens = rates.tokens(tree)
-        lines.append(Line(temperature, name, len(tree) - 1, tokens, tokens / costs.seconds(Work.of_tree(tree))))
+        lines.append(TreeLine(temperature, name, len(tree) - 1, tokens, tokens / costs.seconds(Work.of_tree(tree))))
     return [*lines, replace(max(lines, key=lambda line: line.predicted_speed), tree=AUTO, turns=[])]
 
 
@@ -134,7 +134,7 @@ def compare(
     temperatures: Sequence[float | int],
     count: int,
     track: Track,
-) -> list[Line]:
+) -> list[TreeLine]:
     """Measure every line with real steps, by turns after every text, so that a noisy machine affects all alike.
 
     Where time is up, only whole turns count. Of the first turn those temperatures are left out that were not reached,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from multidraft.autotune.estimates import DEFAULT, MAX_ACCEPTANCE
-from multidraft.decoding.tree import NO_DRAFTS, Path, Tree
+from multidraft.decoding.tree import NO_DRAFTS, NodePath, Tree
 from multidraft.errors import AdviceError
 from multidraft.models.reader import Reader
 
@@ -20,9 +20,6 @@ TOKEN_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of the passes that are timed; betwe
 TEXT_TOKENS = 200  # before a timed pass
 MIN_ROUNDS = 3
 PLAIN_STEP_SECONDS, DRAFTED_STEP_SECONDS = 0.4e-3, 1.0e-3  # of a step beside all passes, without drafts and with
-
-
-Tick = Callable[[float], object]  # is called with the seconds that have passed
 
 
 @dataclass(frozen=True)
@@ -122,9 +119,9 @@ def best_trees(acceptance: float, depth: int) -> Iterator[tuple[Tree, float]]:
     The k-th draft at a node adds what acceptance gains by it, less than the one before it. So the best tree of n nodes
     is that of n - 1 with the draft that is most likely accepted.
     """
-    paths, tokens = list[Path](), 1.0
+    paths, tokens = list[NodePath](), 1.0
     first = added_acceptance(acceptance, 0)
-    candidates: list[tuple[float, float, Path]] = [
+    candidates: list[tuple[float, float, NodePath]] = [
         (-first, 1.0, (0,))
     ]  # minus the probability to be accepted; its parent's; the path to it
     while candidates and len(paths) < max(TOKEN_COUNTS) - 1:

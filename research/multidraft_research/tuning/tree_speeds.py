@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from multidraft.cli.report import BUSY, Runs
 
 if TYPE_CHECKING:
-    from multidraft_research.tuning.measuring import Line
+    from multidraft_research.tuning.measuring import TreeLine
 
 PLAIN, AUTO = "none", "auto"  # the names of two lines: without drafts, and with trees that the plan chooses
 
@@ -16,7 +16,7 @@ PLAIN, AUTO = "none", "auto"  # the names of two lines: without drafts, and with
 class TreeSpeed:
     """A measured tree at a temperature beside the line without drafts."""
 
-    line: "Line"
+    line: "TreeLine"
     times_plain: float
     predicted_times_plain: float
     interval: tuple[float, float] | None  # 95 %, over texts, of `times_plain`; None after one text
@@ -49,7 +49,7 @@ class TreeSpeed:
         return fields
 
 
-def tree_speeds(lines: "Sequence[Line]") -> dict[float | int, list[TreeSpeed]]:
+def tree_speeds(lines: "Sequence[TreeLine]") -> dict[float | int, list[TreeSpeed]]:
     """The measured lines of every temperature beside that without drafts."""
     return {
         temperature: beside_plain([line for line in lines if line.temperature == temperature])
@@ -57,7 +57,7 @@ def tree_speeds(lines: "Sequence[Line]") -> dict[float | int, list[TreeSpeed]]:
     }
 
 
-def beside_plain(lines: "Sequence[Line]") -> list[TreeSpeed]:
+def beside_plain(lines: "Sequence[TreeLine]") -> list[TreeSpeed]:
     """The lines of a temperature, of which one has no drafts, beside that one."""
     plain = next(line for line in lines if line.tree == PLAIN)
     return [

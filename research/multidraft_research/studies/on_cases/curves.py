@@ -5,7 +5,7 @@ from contextlib import suppress
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Record
 from multidraft_research.captures.folder import Capture
-from multidraft_research.studies.curves import Case, telling_case
+from multidraft_research.studies.curves import PositionCase, telling_case
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Panel, Study
 
@@ -13,7 +13,7 @@ SCHEDULE = "schedule"
 DRAFTS, TOP_K = 4, 12  # those of `multidraft study curves`
 
 
-def first_telling(capture: Capture) -> tuple[Case, str] | None:
+def first_telling(capture: Capture) -> tuple[PositionCase, str] | None:
     """The telling position of the first prompt that has one, and that prompt; None where no prompt has."""
     for index, entry in enumerate(capture.entries):
         with suppress(AdviceError):
@@ -21,7 +21,7 @@ def first_telling(capture: Capture) -> tuple[Case, str] | None:
     return None
 
 
-def record(case: Case, names: list[str], prompt: str) -> Record:
+def record(case: PositionCase, names: list[str], prompt: str) -> Record:
     """A column for each token; equal names are told apart by their rank."""
     values = {"target p": case.target, "draft q": case.draft, "p/q": case.target / case.draft}
     values |= {"draft mass Q": case.plan.Q[: case.size], "phase ends at T": case.ends}

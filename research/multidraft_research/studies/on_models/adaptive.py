@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from multidraft.autotune.estimates import AcceptanceTracker, Costs, Rates
+from multidraft.autotune.estimates import AcceptanceTracker, Costs, TreeRates
 from multidraft.autotune.growing import Growing
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.policy import StaticTree, TreePolicy
@@ -91,7 +91,7 @@ def policies_for(pair: Pair, drafter: str, temperature: float) -> dict[str, Tree
 
 
 @torch.inference_mode()
-def learn_rates(subject: MeasuredPair, temperature: float) -> Rates:
+def learn_rates(subject: MeasuredPair, temperature: float) -> TreeRates:
     """The acceptance in steps after the subject's prompts."""
     tracker, policy = AcceptanceTracker(), StaticTree(Tree.parse(LEARNT_WITH))
     for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):

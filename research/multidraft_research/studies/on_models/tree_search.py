@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from jaxtyping import Int
 
-from multidraft.autotune.estimates import MAX_DRAFTS, Costs, Rates, Work
+from multidraft.autotune.estimates import MAX_DRAFTS, Costs, TreeRates, Work
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
 FINE, STEPS = 12, 56  # reaches are told apart by a twelfth of their logarithm, down to one in a hundred
@@ -20,12 +20,12 @@ ROUNDS = 4
 REACH = np.exp(-np.arange(STEPS) / FINE)
 
 
-def speed(tree: Tree, rates: Rates, costs: Costs, rows: int) -> float | int:
+def speed(tree: Tree, rates: TreeRates, costs: Costs, rows: int) -> float | int:
     """Predicted tokens a second, over all rows."""
     return rows * rates.tokens(tree) / costs.seconds(Work.of_tree(tree))
 
 
-def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> tuple[Tree, float | int]:
+def best_tree(rates: TreeRates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> tuple[Tree, float | int]:
     """The fixed tree with most tokens a second, and how many; it may be the root alone.
 
     Dinkelbach's iteration: the trees that are worth most at a price of time have a speed, which is the next price; it
@@ -42,7 +42,7 @@ def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int
     return best, rho
 
 
-def menu(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> list[Tree]:
+def menu(rates: TreeRates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> list[Tree]:
     """A few trees to choose from: none, chains, common ones, and the best for harder and easier texts."""
     best = [best_tree(ease_rates(rates, ease), costs, rows, nodes, depth)[0] for ease in EASES]
     return list(dict.fromkeys([*common(nodes, depth), *best]))
@@ -55,7 +55,7 @@ def common(nodes: int, depth: int) -> list[Tree]:
     return [NO_DRAFTS, *(tree for tree in shapes if len(tree) - 1 <= nodes and tree.depth <= depth)]
 
 
-def trees_at(rates: Rates, costs: Costs, rho: float | int, nodes: int, depth: int) -> Iterator[Tree]:
+def trees_at(rates: TreeRates, costs: Costs, rho: float | int, nodes: int, depth: int) -> Iterator[Tree]:
     """The trees of every depth that are worth most where a second is worth `rho` tokens of a row."""
     below = steps_below(rates)
     for price in PRICES:
@@ -65,19 +65,19 @@ def trees_at(rates: Rates, costs: Costs, rho: float | int, nodes: int, depth: in
                 yield tree
 
 
-def ease_rates(rates: Rates, exponent: float | int) -> Rates:
+def ease_rates(rates: TreeRates, exponent: float | int) -> TreeRates:
     """The rates of a text in which drafts are found more easily, by an exponent above one."""
     return replace(rates, missing=rates.missing**exponent)
 
 
-def steps_below(rates: Rates) -> Int[np.ndarray, "drafts ranks"]:
+def steps_below(rates: TreeRates) -> Int[np.ndarray, "drafts ranks"]:
     """By how many steps of the reach each child of a node lies below it, at most to where all is lost."""
     reach = np.array(rates.average)[:, None] * rates.shares
     return np.minimum(np.rint(-FINE * np.log(np.maximum(reach, 1e-9))), STEPS).astype(int)
 
 
 def plan_tree(
-    rates: Rates, below: Int[np.ndarray, "drafts ranks"], levels: int, node: float | int, read: float | int
+    rates: TreeRates, below: Int[np.ndarray, "drafts ranks"], levels: int, node: float | int, read: float | int
 ) -> Tree:
     """The tree of at most so many levels that is worth most, where nodes and nodes that are read have prices in tokens.
 

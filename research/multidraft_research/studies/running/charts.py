@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from multidraft_research.studies import pictures
-from multidraft_research.studies.running.tables import Table, label
+from multidraft_research.studies.running.tables import PanelTable, label
 
 KINDS = (".png", ".svg")
 MARKERS = "osD^v<>PXph"
@@ -15,7 +15,7 @@ ACROSS = 2  # panels beside each other
 Styles = dict[str, dict[str, Any]]  # by row
 
 
-def draw(tables: list[Table], folder: Path, name: str, cases: str | None) -> list[Path]:
+def draw(tables: list[PanelTable], folder: Path, name: str, cases: str | None) -> list[Path]:
     """Write the picture in both formats; intervals are over `cases`, or there are none."""
     across = min(ACROSS, len(tables))
     figure, axes = pictures.figure(columns=across, rows=-(-len(tables) // across), width=6.2, height=4.0)
@@ -32,7 +32,7 @@ def draw(tables: list[Table], folder: Path, name: str, cases: str | None) -> lis
     return files
 
 
-def noise_of(tables: list[Table], cases: str | None) -> str:
+def noise_of(tables: list[PanelTable], cases: str | None) -> str:
     """What the bars are, or why there are none."""
     if cases is None:
         return "no bars: the values are exact"
@@ -45,7 +45,7 @@ def noise_of(tables: list[Table], cases: str | None) -> str:
     return f"bars: 95 % interval over {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} {cases}{drawn}"
 
 
-def styles_of(tables: list[Table]) -> Styles:
+def styles_of(tables: list[PanelTable]) -> Styles:
     """A colour and a marker for each row, the same in all panels; optima are dashed, and so are rows beyond eight."""
     rows = dict.fromkeys(row for table in tables for row in table.rows)
     num_colours = len(pictures.COLOURS)
@@ -59,7 +59,7 @@ def styles_of(tables: list[Table]) -> Styles:
     }
 
 
-def panel(axis: Any, table: Table, styles: Styles) -> None:
+def panel(axis: Any, table: PanelTable, styles: Styles) -> None:
     """One table; numbers along the columns are joined by lines, names are not."""
     numbers = all(not isinstance(column, str) for column in table.columns)
     places: dict[Any, Any] = {column: column if numbers else index for index, column in enumerate(table.columns)}

@@ -10,7 +10,7 @@ from multidraft_research.studies.printed.tables import printed_table
 from multidraft_research.studies.running import charts
 from multidraft_research.studies.running.cells import Estimate, Place, Sums, ratio, sums
 from multidraft_research.studies.running.study import Judged, Study, judge_findings
-from multidraft_research.studies.running.tables import Table, as_data, tables
+from multidraft_research.studies.running.tables import PanelTable, as_data, tables
 
 FINDINGS = ["finding", "on this pair", "difference", "95 % interval"]
 Shown = tuple[str, list[str], list[list[str]]]  # title, head, rows
@@ -35,7 +35,7 @@ class Results:
         return {place: ratio(sums_of_place) for place, sums_of_place in self.sums_by_place.items()}
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[PanelTable]:
         """Every table."""
         return list(tables(self.study.panels, self.estimates))
 

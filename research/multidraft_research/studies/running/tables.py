@@ -10,7 +10,7 @@ WIDEST = 12  # columns
 
 
 @dataclass(frozen=True)
-class Table:
+class PanelTable:
     """A panel with its entries; where a row has none in a column, it is left out."""
 
     panel: Panel
@@ -39,7 +39,7 @@ def label(column: str | float) -> str:
     return column if isinstance(column, str) else f"{column:g}"
 
 
-def tables(panels: dict[str, Panel], estimates: dict[Place, Estimate]) -> Iterator[Table]:
+def tables(panels: dict[str, Panel], estimates: dict[Place, Estimate]) -> Iterator[PanelTable]:
     """A table for every panel that has entries."""
     for name, panel in panels.items():
         rows: dict[str, dict[str | float, Estimate]] = {}
@@ -48,7 +48,7 @@ def tables(panels: dict[str, Panel], estimates: dict[Place, Estimate]) -> Iterat
                 rows.setdefault(row, {})[column] = estimate
         if rows:
             columns = list(dict.fromkeys(column for panel_name in rows.values() for column in panel_name))
-            yield Table(panel, columns, rows)
+            yield PanelTable(panel, columns, rows)
 
 
 def as_data(estimates: dict[Place, Estimate]) -> list[dict[str, object]]:

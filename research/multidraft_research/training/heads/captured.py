@@ -25,20 +25,20 @@ from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.compat import home
 from multidraft_research.training.conversations import (
     MAX_TOKENS,
-    Conversation,
+    TokenizedChat,
     common_prefix,
     in_fast_dtype,
     in_passes,
     with_distributions,
 )
 from multidraft_research.training.heads.turns import conversation_of_turns, turns_of
-from multidraft_research.training.texts import TEXTS_PER_SHARD, Text
+from multidraft_research.training.texts import TEXTS_PER_SHARD, TopText
 
 
 class CapturedText(NamedTuple):
     """A text with the target's states at each of its tokens: those of the layers asked for, then the last, normed."""
 
-    text: Text
+    text: TopText
     states: Float[Tensor, "length layers width"]
 
 
@@ -67,7 +67,7 @@ def with_messages(record: Any, where: str) -> dict[str, Any]:
     return record
 
 
-def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conversation:
+def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> TokenizedChat:
     """One record in tokens, in the tokenizer's chat template; turns by the target (`self/...`) are trained on.
 
     `first` is the token before the first one that is trained on, `answer` where the answer begins.
@@ -86,7 +86,7 @@ def conversation_of(record: dict[str, Any], number: int, tokenizer: Any) -> Conv
         tokens += [] if closing is None else [closing]
         first, answer = (common_prefix(before, empty) if is_self_written else len(before)) - 1, len(before)
     about = {"id": str(record.get("id", number)), "temperature": record.get("temperature", 1.0), "answer": answer}
-    return Conversation(tokens[:MAX_TOKENS], first, answer, about)
+    return TokenizedChat(tokens[:MAX_TOKENS], first, answer, about)
 
 
 def answer_end(tokenizer: Any) -> int | None:
@@ -110,7 +110,7 @@ def with_template(tokenizer: Any, user: str) -> list[int]:
 
 
 def read_texts(
-    model: PreTrainedModel, conversations: Sequence[Conversation], layers: Sequence[int]
+    model: PreTrainedModel, conversations: Sequence[TokenizedChat], layers: Sequence[int]
 ) -> Iterator[tuple[int, CapturedText]]:
     """Read texts, those of about one length together; each comes with its index.
 
@@ -134,7 +134,7 @@ def read_states(
 
 
 def capture(
-    model: PreTrainedModel, conversations: Sequence[Conversation], layers: Sequence[int], out: Path, name: str
+    model: PreTrainedModel, conversations: Sequence[TokenizedChat], layers: Sequence[int], out: Path, name: str
 ) -> Iterator[tuple[Path, int]]:
     """Write shards `name`-00000.safetensors, ...; those that are there are passed over. Each with its tokens."""
     out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def capture(
         yield path, sum(len(conversation.tokens) for conversation in group)
 
 
-def check_texts(path: Path, conversations: Sequence[Conversation]) -> None:
+def check_texts(path: Path, conversations: Sequence[TokenizedChat]) -> None:
     """Raise unless a shard, which may be of a run before, holds these texts."""
     with safe_open(str(path), "pt") as shard:
         known = [(fields["id"], *fields["sizes"]) for fields in json.loads(shard.metadata()["texts"])]
@@ -187,7 +187,7 @@ def load(path: Path) -> Iterator[CapturedText]:
     places, ids, logs = (tensors[name].split([size for _, size in sizes]) for name in ("places", "ids", "logs"))
     for index, fields in enumerate(about):
         laws = ids[index].numpy(), logs[index].numpy()
-        yield CapturedText(Text(tokens[index].numpy(), places[index].numpy(), *laws, fields), states[index])
+        yield CapturedText(TopText(tokens[index].numpy(), places[index].numpy(), *laws, fields), states[index])
 
 
 def load_all(folder: Path, name: str) -> list[CapturedText]:

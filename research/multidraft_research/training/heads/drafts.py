@@ -14,13 +14,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from multidraft.models.heads import DFlash, Eagle3, Head, Medusa
+from multidraft.models.heads import AnyHead, DFlash, Eagle3, Medusa
 from multidraft_research.training.heads.captured import CapturedText
-from multidraft_research.training.small_draft import TargetProbabilities, Vocabulary
+from multidraft_research.training.small_draft import TargetProbabilities, TokenSet
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextBatch:
     """Texts of about one length: tokens, the target's states, and where the law of a token's place is, or -1."""
 
     tokens: Int[Tensor, "rows length"]
@@ -32,8 +32,8 @@ class Batch:
 
     @classmethod
     def of(
-        cls, captured: Sequence[CapturedText], vocabulary: Vocabulary, device: torch.device | str = "cpu"
-    ) -> "Batch":
+        cls, captured: Sequence[CapturedText], vocabulary: TokenSet, device: torch.device | str = "cpu"
+    ) -> "TextBatch":
         """These texts, filled up at their ends, which none of their tokens sees."""
         texts = [captured_text.text for captured_text in captured]
         longest = max(len(text.tokens) for text in texts)
@@ -85,14 +85,14 @@ class Depths(NamedTuple):
     generator: torch.Generator
 
 
-def draft_along(head: Head, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
+def draft_along(head: AnyHead, batch: TextBatch, depths: Depths) -> Iterator[DraftLogits]:
     """What a head drafts along texts, depth by depth."""
     if isinstance(head, Medusa):
         return medusa_drafts(head, batch, depths)
     return eagle3_drafts(head, batch, depths) if isinstance(head, Eagle3) else dflash_drafts(head, batch, depths)
 
 
-def eagle3_drafts(head: Eagle3, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
+def eagle3_drafts(head: Eagle3, batch: TextBatch, depths: Depths) -> Iterator[DraftLogits]:
     """At slot i the head reads token i + 1 beside the target's state i; a step deeper, token i + 2 beside its own."""
     slots, cache = batch.tokens.shape[1] - 1, DynamicCache()
     all_slots = torch.arange(slots, device=batch.tokens.device).expand(len(batch.tokens), -1)
@@ -111,7 +111,7 @@ def eagle3_drafts(head: Eagle3, batch: Batch, depths: Depths) -> Iterator[DraftL
         yield drafts_at(head, states, batch.law(chosen + step + 2), step + 1)
 
 
-def dflash_drafts(head: DFlash, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
+def dflash_drafts(head: DFlash, batch: TextBatch, depths: Depths) -> Iterator[DraftLogits]:
     """Blocks that begin at some of the tokens, each of which sees the target's states before it."""
     size, length, cache = head.settings.block, batch.tokens.shape[1], DynamicCache()
     all_places = torch.arange(length, device=batch.tokens.device).expand(len(batch.tokens), -1)
@@ -129,7 +129,7 @@ def dflash_drafts(head: DFlash, batch: Batch, depths: Depths) -> Iterator[DraftL
         yield drafts_at(head, states[:, :, depth - 1 + offset], batch.law(first + depth), depth)
 
 
-def medusa_drafts(heads: Medusa, batch: Batch, depths: Depths) -> Iterator[DraftLogits]:
+def medusa_drafts(heads: Medusa, batch: TextBatch, depths: Depths) -> Iterator[DraftLogits]:
     """Each head from the last state of every token, and those beyond the first from some."""
     last = batch.states[:, :-1, -1]
     all_places = torch.arange(last.shape[1], device=last.device).expand(len(last), -1)

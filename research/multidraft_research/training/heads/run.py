@@ -10,14 +10,14 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.models.heads import Head
+from multidraft.models.heads import AnyHead
 from multidraft.models.heads.configuration import usual_layers
 from multidraft.models.heads.saving import save_head
-from multidraft_research.training.conversations import MAX_TOKENS, Conversation
+from multidraft_research.training.conversations import MAX_TOKENS, TokenizedChat
 from multidraft_research.training.heads import captured, train
 from multidraft_research.training.heads.captured import CapturedText
-from multidraft_research.training.heads.train import Plan, TrainingSettings
-from multidraft_research.training.small_draft import Vocabulary
+from multidraft_research.training.heads.train import HeadPlan, HeadSettings
+from multidraft_research.training.small_draft import TokenSet
 from multidraft_research.training.texts import frequent
 
 HELD_OUT = 60  # conversations at each end of a file that are never trained on, or a twelfth of few
@@ -70,18 +70,18 @@ def too_few(usable: int, texts: int) -> str:
     return f"{f'{texts} conversations' if usable == texts else why}: too few, as some are held out; give 12 or more"
 
 
-def count_tokens(conversations: Sequence[Conversation]) -> int:
+def count_tokens(conversations: Sequence[TokenizedChat]) -> int:
     """Tokens of texts."""
     return sum(len(conversation.tokens) for conversation in conversations)
 
 
-def limit_tokens(conversations: Sequence[Conversation], max_tokens: int) -> list[Conversation]:
+def limit_tokens(conversations: Sequence[TokenizedChat], max_tokens: int) -> list[TokenizedChat]:
     """Texts of so many tokens together."""
     order = sorted(
         conversations,
         key=lambda item: len(item.tokens) > 1.6 * (len(item.tokens) - item.first),
     )  # stable
-    taken: list[Conversation] = []
+    taken: list[TokenizedChat] = []
     for item in order:
         max_tokens -= len(item.tokens)
         if max_tokens < 0:
@@ -90,16 +90,16 @@ def limit_tokens(conversations: Sequence[Conversation], max_tokens: int) -> list
     return taken
 
 
-def choose_vocabulary(training: Sequence[CapturedText], size: int, of: int, kept: Path) -> Vocabulary:
+def choose_vocabulary(training: Sequence[CapturedText], size: int, of: int, kept: Path) -> TokenSet:
     """The tokens that a head has, chosen once by how likely the target finds them."""
     if not kept.exists():
         files.write(
             kept, json.dumps(frequent([captured_text.text for captured_text in training], min(size, of), of)).encode()
         )
-    return Vocabulary(json.loads(kept.read_text()), of)
+    return TokenSet(json.loads(kept.read_text()), of)
 
 
-class Target(NamedTuple):
+class NamedTarget(NamedTuple):
     """A target, and the name that the head's files give it."""
 
     model: PreTrainedModel
@@ -107,14 +107,14 @@ class Target(NamedTuple):
 
 
 def train_head(
-    target: Target, split: Split, plan: Plan | tuple[Head, Vocabulary], settings: TrainingSettings, out: Path,
+    target: NamedTarget, split: Split, plan: HeadPlan | tuple[AnyHead, TokenSet], settings: HeadSettings, out: Path,
     every: int, report: Callable[[dict[str, Any]], Any],
-) -> Iterator[Head]:  # fmt: skip
+) -> Iterator[AnyHead]:  # fmt: skip
     """Train a head, or go on; every so many steps, and at the end, it is measured, reported, and written to out/head.
 
     In place of a plan, a head that was trained before and its tokens may stand.
     """
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, HeadPlan):
         head, vocabulary = plan
     else:
         of = target.model.config.get_text_config(decoder=True).vocab_size
@@ -136,7 +136,7 @@ def train_head(
             yield head
 
 
-def write(head: Head, target: Target, folder: Path, tokens: int) -> None:
+def write(head: AnyHead, target: NamedTarget, folder: Path, tokens: int) -> None:
     """The head in the target's dtype."""
     dtype = target.model.dtype
     names = target.model.config.architectures or [type(target.model).__name__]

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings, drafters
+from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, AnyHead, Settings, drafters
 from multidraft.models.heads.configuration import usual_layers
 from multidraft.models.huggingface import compat
 from multidraft_research.training.conversations import logits_of
 from multidraft_research.training.descent import Descent, autocast, schedule
 from multidraft_research.training.heads.captured import CapturedText
-from multidraft_research.training.heads.drafts import Batch, Depths, draft_along
-from multidraft_research.training.small_draft import TEXTS_TOGETHER, TargetProbabilities, Vocabulary, loss_of, overlap
+from multidraft_research.training.heads.drafts import Depths, TextBatch, draft_along
+from multidraft_research.training.small_draft import TEXTS_TOGETHER, TargetProbabilities, TokenSet, loss_of, overlap
 from multidraft_research.training.texts import in_batches
 
 STEPS_PER_CHECKPOINT = 25
@@ -31,7 +31,7 @@ TEMPERATURES = {"T=1": 1.0, "T=0.7": 0.7}
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class HeadSettings:
     """How a head is trained; the learning rates fall to nothing over the last `decay` of the steps."""
 
     steps: int = 400
@@ -48,7 +48,7 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HeadPlan:
     """What a head is to be: of which kind, how many tokens it has, and its layers, heads or block."""
 
     kind: str
@@ -83,7 +83,7 @@ def decoder(target: PretrainedConfig, layers: int, family: str) -> PretrainedCon
     return AutoConfig.for_model(family, **values, **ends, num_hidden_layers=layers, tie_word_embeddings=False)
 
 
-def new_head(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int) -> Head:
+def new_head(plan: HeadPlan, target: PreTrainedModel, vocabulary: TokenSet, seed: int) -> AnyHead:
     """A head in float32 whose outputs begin as the target's rows; but for Medusa they stay so, as do embeddings.
 
     It has the tokens of the vocabulary, which may be fewer than the plan asks for.
@@ -138,7 +138,7 @@ def check_trainable(target: PreTrainedModel, kind: str) -> None:
         )
 
 
-def load_for_training(name: str, target: PreTrainedModel) -> tuple[Head, Vocabulary]:
+def load_for_training(name: str, target: PreTrainedModel) -> tuple[AnyHead, TokenSet]:
     """A head that was trained before, as `eagle3:FOLDER` names it, in float32, and its tokens, which stay as they are.
 
     Raises AdviceError where the name leads to no such head for this target.
@@ -148,15 +148,15 @@ def load_for_training(name: str, target: PreTrainedModel) -> tuple[Head, Vocabul
     if head.settings.kind != MEDUSA:
         head.embed_tokens.requires_grad_(False)
         head.lm_head.requires_grad_(False)
-    return head, Vocabulary(range(size) if head.ids is None else head.ids.tolist(), size)
+    return head, TokenSet(range(size) if head.ids is None else head.ids.tolist(), size)
 
 
-def trained_parameters(head: Head) -> nn.ParameterList:
+def trained_parameters(head: AnyHead) -> nn.ParameterList:
     """The parameters of a head that training changes: none of the target's."""
     return nn.ParameterList([parameter for parameter in head.parameters() if parameter.requires_grad])
 
 
-def new_descent(head: Head, settings: TrainingSettings, checkpoint: Path) -> Descent:
+def new_descent(head: AnyHead, settings: HeadSettings, checkpoint: Path) -> Descent:
     """Muon for the matrices within, AdamW for outputs and all that is no matrix."""
     trained, size = trained_parameters(head), head.settings.drafted
     matrices = [parameter for parameter in trained if parameter.ndim == 2 and parameter.shape[0] != size]
@@ -164,7 +164,7 @@ def new_descent(head: Head, settings: TrainingSettings, checkpoint: Path) -> Des
 
 
 def train(
-    head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary, settings: TrainingSettings, checkpoint: Path
+    head: AnyHead, texts: Sequence[CapturedText], vocabulary: TokenSet, settings: HeadSettings, checkpoint: Path
 ) -> Iterator[tuple[int, int, float]]:
     """Train a head, or go on from the checkpoint; after every step its number, the tokens seen so far, and the loss.
 
@@ -216,7 +216,7 @@ class StopAfterStep:
 
 
 def accumulate(
-    head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary, settings: TrainingSettings, step: int
+    head: AnyHead, texts: Sequence[CapturedText], vocabulary: TokenSet, settings: HeadSettings, step: int
 ) -> float:
     """Gradients of a batch, some texts at a time, which bounds the memory of the logits."""
     places, total = sum(len(captured_text.text.places) for captured_text in texts), 0.0
@@ -224,7 +224,7 @@ def accumulate(
     depths = Depths(settings.depth, settings.share, generator)
     device = next(head.parameters()).device
     for first in range(0, len(texts), TEXTS_TOGETHER):
-        batch = Batch.of(texts[first : first + TEXTS_TOGETHER], vocabulary, device)
+        batch = TextBatch.of(texts[first : first + TEXTS_TOGETHER], vocabulary, device)
         loss = torch.zeros((), device=device)
         with autocast(device.type):
             for depth, logits, laws in draft_along(head, batch, depths):
@@ -242,7 +242,9 @@ def select(target_probs: TargetProbabilities, laws: Tensor) -> TargetProbabiliti
 
 
 @torch.inference_mode()
-def acceptance(head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary, depth: int) -> dict[str, list[float]]:
+def acceptance(
+    head: AnyHead, texts: Sequence[CapturedText], vocabulary: TokenSet, depth: int
+) -> dict[str, list[float]]:
     """By depth, means over the tokens of answers that were written at the temperature that is named.
 
     The sum of min(p, q); at T = 0 how often the most likely token is right, or among the head's three.
@@ -253,7 +255,7 @@ def acceptance(head: Head, texts: Sequence[CapturedText], vocabulary: Vocabulary
     depths = Depths(depth, MEASURED_SHARE, torch.Generator().manual_seed(5))
     device = next(head.parameters()).device
     for first in range(0, len(texts), TEXTS_TOGETHER):
-        batch = Batch.of(texts[first : first + TEXTS_TOGETHER], vocabulary, device)
+        batch = TextBatch.of(texts[first : first + TEXTS_TOGETHER], vocabulary, device)
         with autocast(device.type):
             for level, logits, laws in draft_along(head, batch, depths):
                 target_probs = select(batch.target_probs, laws)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from multidraft.errors import AdviceError, quote
-from multidraft_research.training.conversations import MAX_TOKENS, Conversation, common_prefix
+from multidraft_research.training.conversations import MAX_TOKENS, TokenizedChat, common_prefix
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 
@@ -35,7 +35,7 @@ def turn_of(message: Any, where: str) -> dict[str, str]:
     return {"role": ROLES.get(role, role), "content": content}
 
 
-def conversation_of_turns(record: dict[str, Any], number: int, tokenizer: Any) -> Conversation:
+def conversation_of_turns(record: dict[str, Any], number: int, tokenizer: Any) -> TokenizedChat:
     """A conversation in tokens, in the tokenizer's chat template; the assistant's turns are trained on."""
     tokens, places, ends = list[int](), list[int](), special_ids(tokenizer)
     pieces = pieces_of(tokenizer, record["messages"])
@@ -51,7 +51,7 @@ def conversation_of_turns(record: dict[str, Any], number: int, tokenizer: Any) -
     places = [place for place in places if place < MAX_TOKENS]
     first = places[0] if places else len(tokens)
     about = {"id": str(record.get("id", number)), "temperature": record.get("temperature", 1.0), "answer": first}
-    return Conversation(tokens[:MAX_TOKENS], first - 1, first, about, places)
+    return TokenizedChat(tokens[:MAX_TOKENS], first - 1, first, about, places)
 
 
 def special_ids(tokenizer: Any) -> set[int]:
