@@ -30,12 +30,12 @@ def main() -> int:
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in UNCOUNTED] + [ROOT / "README.md"]
     step = [decoding / f"{name}.py" for name in ("step", "draft", "verify", "walks", "tree", "state")]
     rows = [
-        ("core, lines", lines(core), 26_500),
+        ("core, lines", lines(core), 26_700),
         ("core, files", len(core), 180),
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 11_200),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 28_700),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 28_850),
         ("docs and README, written words", sum(map(words, pages)), 19_200),
     ]
     for name, size, limit in rows:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import multidraft as md
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prompts import read_whole
+from multidraft.decoding.prefill import read_whole
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree

@@ -9,7 +9,7 @@ import torch
 
 import multidraft as md
 from multidraft.cli.models import Loader, load
-from multidraft.cli.report import with_whole_vocabulary
+from multidraft.cli.run_report import with_whole_vocabulary
 from multidraft.zoo import smollm2
 
 SERVER_PATIENCE = 600  # seconds until it has answered

@@ -24,7 +24,7 @@ import multidraft as md
 from multidraft.decoding import step as steps
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prompts import row_at_root
+from multidraft.decoding.prefill import row_at_root
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import warm_up

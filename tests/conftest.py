@@ -62,13 +62,13 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     from multidraft.autotune import plans
     from multidraft.autotune.plans import MeasuredPair
-    from multidraft.cli import report
+    from multidraft.cli import run_report
     from multidraft.generation import DEFAULT_SCHEME
     from multidraft.models.door import as_reader
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 
-    plans.is_busy = report.is_busy = lambda: False  # else nothing is kept, and no ratio shown
+    plans.is_busy = run_report.is_busy = lambda: False  # else nothing is kept, and no ratio shown
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     if os.environ.get("MULTIDRAFT_TEST_PLANS") == "fresh":

@@ -15,7 +15,7 @@ from typer import cli as typer_cli
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.cli import report
+from multidraft.cli import run_report
 from multidraft.decoding.metrics import Info
 from multidraft.generation import DEFAULT_TREE
 from multidraft.verification import registry
@@ -110,8 +110,8 @@ def test_the_demo_compares_enough_for_a_verdict():
     limit, tokens = re.search(r"--compare --limit (\d+) --max-new-tokens (\d+)", makefile).groups()
     compared = re.search(r"^CHATS = (.*)$", makefile, re.M)[1]
     assert "--engine" not in compared, "its numbers are those of the engine that a plain command takes"
-    assert int(limit) >= report.MIN_PROMPTS
-    assert int(limit) * int(tokens) >= 2.4 * report.MIN_STEPS
+    assert int(limit) >= run_report.MIN_PROMPTS
+    assert int(limit) * int(tokens) >= 2.4 * run_report.MIN_STEPS
     for name in ("demo_chats.jsonl", "demo_prompts.jsonl"):
         assert len((FOLDER / "prompts" / name).read_text().splitlines()) >= int(limit)
 

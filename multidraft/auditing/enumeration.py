@@ -13,7 +13,7 @@ from torch import Tensor
 
 from multidraft.decoding.draft import Drafted, read_level
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prompts import read_whole
+from multidraft.decoding.prefill import read_whole
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, gather
 from multidraft.decoding.step import score

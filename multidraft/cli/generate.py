@@ -10,10 +10,10 @@ from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode
 from multidraft.cli.models import NONE, Loader, Models, check_names, default_engine, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_open_answers, note_short_context, read_prompts
-from multidraft.cli.report import BASELINES, RunReport, baselines, run_baseline
+from multidraft.cli.run_report import BASELINES, RunReport, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.sampling.fields import Setting
+from multidraft.sampling.param_fields import Setting
 from multidraft.sampling.params import DEFAULT_NEW_TOKENS, RECOMMENDED, SETTINGS, SamplingParams
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import PolicyLimits, TreePolicy
+from multidraft.decoding.prefill import DraftReading, TargetReading, similar
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
-from multidraft.decoding.prompts import DraftReading, TargetReading, similar
 from multidraft.decoding.record import Clock, StepRecord
 from multidraft.decoding.request import Request, Stage, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather

@@ -27,7 +27,7 @@ class LevelScores:
     is_partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
 
     @cached_property
-    def known(self) -> list[list[float] | None]:
+    def known_probs(self) -> list[list[float] | None]:
         """By line, the probabilities of the most likely tokens if the drafter says how much of the law it knows.
 
         That is what a look-up or an n-gram model has counted, and so how likely it is right.
@@ -61,7 +61,7 @@ class NodeLaw:
     @property
     def known_probs(self) -> list[float] | None:
         """The probabilities of the most likely tokens, if the drafter says how much of the law it knows."""
-        return None if self.scores is None else self.scores.known[self.line]
+        return None if self.scores is None else self.scores.known_probs[self.line]
 
     @property
     def confidence(self) -> float:

@@ -30,7 +30,7 @@ from multidraft.decoding.warm_up import compile_steps, warm_up
 from multidraft.errors import AdviceError
 from multidraft.generation import inputs as user_inputs
 from multidraft.generation.inputs import Prompts, as_lists
-from multidraft.generation.options import Options, signature_with_keywords
+from multidraft.generation.keywords import Options, signature_with_keywords
 from multidraft.generation.stopping import Ends, after, ends_from_criteria, stops_by_row
 from multidraft.generation.streaming import as_stream
 from multidraft.generation.text import text_ends
@@ -41,9 +41,9 @@ from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.pass_check import depends_on_pass
 from multidraft.models.reader import Reader
 from multidraft.sampling import generation_config as configs
-from multidraft.sampling.fields import PromptContext
 from multidraft.sampling.from_processors import before_warpers
 from multidraft.sampling.gate import RowFault
+from multidraft.sampling.param_fields import PromptContext
 from multidraft.sampling.params import SamplingParams
 from multidraft.sampling.processors import check_pure, for_row, is_bound
 from multidraft.sampling.settings import Sampling

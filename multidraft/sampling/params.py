@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError
-from multidraft.sampling import fields as make
-from multidraft.sampling.fields import FIELD_NAME, PromptContext, Setting, setting
+from multidraft.sampling import param_fields as make
+from multidraft.sampling.param_fields import FIELD_NAME, PromptContext, Setting, setting
 from multidraft.sampling.ranges import (
     CUTOFF,
     FACTOR,

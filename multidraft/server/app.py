@@ -24,9 +24,9 @@ from multidraft.server import Refused
 from multidraft.server.answers import Chat, Completion, reply
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from multidraft.server.docs import docs_page
-from multidraft.server.fields import ADDRESSES, FIELDS, IGNORED_HEADER, header_of
 from multidraft.server.page import PAGE, html_response
 from multidraft.server.process import error_response
+from multidraft.server.request_fields import ADDRESSES, FIELDS, IGNORED_HEADER, header_of
 from multidraft.server.responses import Responses, ResponsesBody
 from multidraft.server.service import PLAIN_TEMPLATE, Service
 

@@ -14,7 +14,7 @@ from multidraft.sampling.params import SETTINGS, SamplingParams
 from multidraft.sampling.ranges import check_stop_strings, check_tokens
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
-from multidraft.server.fields import Route, asks_for_nothing, ignored_fields, with_our_names
+from multidraft.server.request_fields import Route, asks_for_nothing, ignored_fields, with_our_names
 from multidraft.server.tools import functions_of
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]

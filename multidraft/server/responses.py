@@ -12,8 +12,8 @@ from multidraft.decoding.request import Request as EngineRequest
 from multidraft.errors import AdviceError, quote
 from multidraft.server.answers import Chat, Choice, Json, Piece, encode_json, text_of
 from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, OpenBody, PositiveCount
-from multidraft.server.fields import FIELDS, ignored_fields
 from multidraft.server.process import error_as_json
+from multidraft.server.request_fields import FIELDS, ignored_fields
 from multidraft.server.service import Service
 
 TEXT_PARTS = ("input_text", "output_text", "text")

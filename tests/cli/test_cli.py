@@ -28,7 +28,7 @@ from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt, read_prompts
-from multidraft.cli.report import ASSISTED, LOOKUP, RunReport, Runs, baselines, hint, with_whole_vocabulary
+from multidraft.cli.run_report import ASSISTED, LOOKUP, RunReport, Runs, baselines, hint, with_whole_vocabulary
 from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
@@ -394,7 +394,7 @@ def test_a_hint_where_drafting_does_not_pay():
 @pytest.mark.parametrize("busy", [[True, False], [False, True], [False, False]])
 def test_a_busy_machine_is_named_in_place_of_ratios(monkeypatch, capsys, busy, compares):
     answers = iter([*busy, *busy[1:] * 9])
-    monkeypatch.setattr("multidraft.cli.report.is_busy", lambda: next(answers))
+    monkeypatch.setattr("multidraft.cli.run_report.is_busy", lambda: next(answers))
     report = RunReport({"tree": "1"}, None)
     info = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 0.5))
     report.add([Prompt(0, "", "", "")], ([""], info), ([""], info) if compares else None, {})
@@ -464,7 +464,7 @@ class Head(TableModel):
 
 @pytest.mark.parametrize(("target", "names"), [("smollm2", {LOOKUP, ASSISTED}), ("another", {LOOKUP})])
 def test_transformers_drafts_for_smollm2_with_its_small_model_in_place_of_a_head(target, names, monkeypatch):
-    monkeypatch.setattr("multidraft.cli.report.small_draft", lambda: tiny_model("qwen2"))
+    monkeypatch.setattr("multidraft.cli.run_report.small_draft", lambda: tiny_model("qwen2"))
     pair = Models(tiny_model("llama"), Head(random_table(5, 1, 1), 5), None)
     assert baselines(pair, {"stop": None}, target).keys() == names
 

@@ -15,7 +15,7 @@ import multidraft as md
 from multidraft.decoding import batch as batches
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prompts import pieces_of, similar
+from multidraft.decoding.prefill import pieces_of, similar
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request, Stop
 from multidraft.decoding.state import DecodeConfig, State

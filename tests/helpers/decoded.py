@@ -6,7 +6,7 @@ import torch
 
 import multidraft as md
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prompts import read_whole
+from multidraft.decoding.prefill import read_whole
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, generators_for

@@ -27,7 +27,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from multidraft import AdviceError
-from multidraft.models.heads.files import load_head
+from multidraft.models.heads.head_files import load_head
 
 SIZE, LAYERS = 61, (0, 1, 2)
 VOCABULARY = TokenSet(sorted({*range(0, 40), 50}), SIZE)

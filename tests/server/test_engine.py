@@ -13,10 +13,10 @@ from transformers import LogitsProcessor
 
 import multidraft as md
 from multidraft.decoding import batch as batches
-from multidraft.decoding import prefix_cache, prompts
+from multidraft.decoding import prefill, prefix_cache
 from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
+from multidraft.decoding.prefill import DraftReading, TargetReading
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
-from multidraft.decoding.prompts import DraftReading, TargetReading
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -224,11 +224,11 @@ def read(monkeypatch) -> list[int]:
     """The sizes of all pieces of prompts that the target and the draft model read."""
     sizes: list[int] = []
 
-    def counting(model, pieces, scored, read=prompts.read):
+    def counting(model, pieces, scored, read=prefill.read):
         sizes.append(sum(map(len, pieces)))
         return read(model, pieces, scored)
 
-    monkeypatch.setattr(prompts, "read", counting)
+    monkeypatch.setattr(prefill, "read", counting)
     return sizes
 
 

@@ -9,7 +9,7 @@ import pytest
 from serving import check_refused, letters, served, service
 
 from multidraft.models.table import TableModel, random_table
-from multidraft.server.fields import FIELDS, IGNORED_ELSEWHERE
+from multidraft.server.request_fields import FIELDS, IGNORED_ELSEWHERE
 
 ADDRESS, SIZE = "/v1/responses", 6
 BODY: dict[str, Any] = {"model": "toy", "input": "ab", "max_output_tokens": 9, "seed": 1}

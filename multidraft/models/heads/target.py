@@ -12,7 +12,7 @@ from multidraft.models.door import Model, as_reader
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.from_gguf import shared_weights
-from multidraft.models.huggingface.reader import HuggingFaceReader
+from multidraft.models.huggingface.model_reader import HuggingFaceReader
 from multidraft.models.reader import NO_HIDDEN_STATES
 
 

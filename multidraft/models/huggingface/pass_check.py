@@ -5,7 +5,7 @@ A hook that writes `hidden[:, -1]` writes every new token in plain decoding, and
 
 import torch
 
-from multidraft.models.huggingface.reader import HuggingFaceReader
+from multidraft.models.huggingface.model_reader import HuggingFaceReader
 from multidraft.models.huggingface.weights import has_additions
 from multidraft.models.reader import Reader
 

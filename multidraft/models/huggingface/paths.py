@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.huggingface import compat
-from multidraft.models.huggingface.reader import HuggingFaceReader
+from multidraft.models.huggingface.model_reader import HuggingFaceReader
 from multidraft.models.reader import NO_HIDDEN_STATES, ROOT, Lists, Row, Scored, count_scored
 from multidraft.transfer import upload
 

@@ -13,7 +13,7 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.models import NONE, Loader, check_names, default_engine, default_pair, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
-from multidraft.cli.report import BUSY_NOTE
+from multidraft.cli.run_report import BUSY_NOTE
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io import files

@@ -9,7 +9,7 @@ import typer
 
 from multidraft.cli import terminal
 from multidraft.cli.models import Loader, is_file, ready_model, resolve, silence
-from multidraft.cli.report import BUSY, BUSY_NOTE
+from multidraft.cli.run_report import BUSY, BUSY_NOTE
 from multidraft.errors import AdviceError
 from multidraft.machine import is_busy
 

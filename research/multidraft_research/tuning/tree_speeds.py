@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from multidraft.cli.report import BUSY, Runs
+from multidraft.cli.run_report import BUSY, Runs
 
 if TYPE_CHECKING:
     from multidraft_research.tuning.measuring import TreeLine

@@ -22,7 +22,7 @@ from multidraft.generation.inputs import as_drafter
 from multidraft.models.heads import KINDS
 from multidraft.models.heads.configuration import target_name
 from multidraft.models.heads.drafters import SHIPPED_HEADS, EagleDrafter, head
-from multidraft.models.heads.files import load_head
+from multidraft.models.heads.head_files import load_head
 from multidraft.models.heads.saving import save_head, write
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import NGram

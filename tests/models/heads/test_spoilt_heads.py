@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import multidraft as md
 from multidraft.errors import AdviceError
 from multidraft.models.heads.drafters import head
-from multidraft.models.heads.files import load_head
+from multidraft.models.heads.head_files import load_head
 from multidraft.models.heads.saving import save_head
 from multidraft.models.huggingface.loading import settings_in
 
@@ -33,7 +33,7 @@ MEMORY = """
 import json, sys
 from transformers import LlamaConfig, LlamaForCausalLM
 from multidraft.io import tensors
-from multidraft.models.heads.files import load_head
+from multidraft.models.heads.head_files import load_head
 
 def peak():  # of this program alone, not of the one that it was forked from
     lines = open("/proc/self/status").read().splitlines()

@@ -14,7 +14,7 @@ from multidraft.autotune.estimates import AcceptanceTracker, Costs, TreeRates
 from multidraft.autotune.growing import Growing
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.policy import StaticTree, TreePolicy
-from multidraft.decoding.prompts import read_whole
+from multidraft.decoding.prefill import read_whole
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
