@@ -202,7 +202,7 @@ class Info:
             bonus_tokens=self.bonus,
             recovered_tokens=self.recovered,
             drafted_nodes=self.nodes,
-            draft_levels=self.draft_passes,
+            draft_passes=self.draft_passes,
             trees={name or NO_TREE: count for name, count in self.shapes.most_common()},
             predicted_tokens=self.predicted_tokens or None,
             predicted_seconds=self.predicted_seconds or None,

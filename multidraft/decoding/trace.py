@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OnTraceRecord = Callable[[dict[str, Any]], None]
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class TraceWriter:
@@ -115,8 +115,9 @@ def describe_event(event: Visit | CoinFlip) -> dict[str, Any]:
     """A verdict that the walk asked for, or a coin that it threw."""
     if isinstance(event, CoinFlip):
         return {"coin": float(event.probability), "number": event.number, "yes": event.yes}
-    claims = [list(child) for child in event.verdict.children]
-    return {"node": event.node, "weight": float(event.weight), "claims": claims, "rest": event.verdict.residual_mass}
+    masses = [list(child) for child in event.verdict.children]
+    verdict = {"accept_masses": masses, "residual_mass": event.verdict.residual_mass}
+    return {"node": event.node, "weight": float(event.weight)} | verdict
 
 
 class TraceFile:

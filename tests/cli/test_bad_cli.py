@@ -202,7 +202,7 @@ def traces() -> dict[str, bytes]:
     """Traces whose every line is whole, in an order or of a form that nobody wrote."""
     step = {"record": "step", "row": 0, "step": 0, "nodes": [], "walk": [], "path": [], "last": {}}
     generation = {"record": "generation", "first_row": 0, "prompts": [[1]], "walk": "deferred"}
-    first, other = {"record": "trace", "format": 1}, {"record": "trace", "format": 2}
+    first, other = {"record": "trace", "format": 2}, {"record": "trace", "format": 1}
     lists: dict[str, list[dict[str, Any]]] = {"swapped": [first, step, generation], "of-another-format": [other]}
     lists |= {"skipped": [first, generation, step | {"step": 1}], "strange": [first, {"record": "dream"}]}
     lists |= {"rowless": [first, generation, {"record": "step"}], "wrong-pieces": [first | {"pieces": {"x": 1}}]}
@@ -264,7 +264,7 @@ def folder(tmp_path_factory) -> Path:
     files |= {"endless/config.json": b'{"model_type": "llama", "num_hidden_layers": 10000000}'}
     files |= {f"{name}.capture/manifest.jsonl": manifest for name, (manifest, _) in captures().items()}
     files |= {f"{name}.capture/0": shard for name, (_, shard) in captures().items()}
-    files |= {"trace.jsonl": lines({"record": "trace", "format": 1})}
+    files |= {"trace.jsonl": lines({"record": "trace", "format": 2})}
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)

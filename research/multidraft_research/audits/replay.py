@@ -1,6 +1,6 @@
 """Checking a trace: its walks are taken again with the recorded random numbers, and must decide as they did.
 
-What the rules said (claims, weights, what is left) is taken from the record: a rule needs whole distributions, which a
+What the rules said (acceptance masses, weights, what is left) is taken from the record: a rule needs whole distributions, which a
 trace does not keep.
 """
 
@@ -133,8 +133,8 @@ class RecordedWalk:
         event = self.take("node")
         agree("node", event["node"], node)
         agree(f"weight at node {node}", event["weight"], weight)
-        children = tuple(Child(*claim) for claim in event["claims"])
-        return {0: Verdict(children, RecordedResidual(event["rest"]))}
+        children = tuple(Child(*mass) for mass in event["accept_masses"])
+        return {0: Verdict(children, RecordedResidual(event["residual_mass"]))}
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ TOKENS, MASSES, TEXTS = Items(COUNT, 0, MANY), Items(MASS, 0, MANY), Items(Text(
 PLACE: dict[str, Field] = {"node": NODE, "above": Whole(-1, MAX_NODES), "token": COUNT}
 DRAFTS = {"drafted": TOKENS, "draft": MASSES, "target": MASSES, "numbers": Items(Items(NUMBER, 0, MANY), 0, MANY)}
 COIN = exactly({"coin": MASS, "number": NUMBER, "yes": Flag()})
-CLAIMS = Items(Items(Number(-1e-6, MAX_NODES), 2, 2), 0, MAX_NODES)  # pairs of a node and its mass
-VERDICT = exactly({"node": NODE, "weight": MASS, "claims": CLAIMS, "rest": MASS})
+ACCEPT_MASSES = Items(Items(Number(-1e-6, MAX_NODES), 2, 2), 0, MAX_NODES)  # pairs of a node and its mass
+VERDICT = exactly({"node": NODE, "weight": MASS, "accept_masses": ACCEPT_MASSES, "residual_mass": MASS})
 NAME, KIND = Text("(?s).+", "a name"), Text("bonus|recovered", "bonus or recovered")
 LAST = exactly({"token": COUNT, "kind": KIND, "number": NUMBER, "from": SUM, "to": SUM, "of": Number(1e-300, 1e6)})
 TREE = exactly({"parents": Items(Whole(-1, MAX_NODES), 1, MAX_NODES + 1), "drafts": Items(NODE, 1, MAX_NODES + 1)})
@@ -103,7 +103,7 @@ def flaws(record: dict[str, Any], pieces: dict[int, str]) -> Iterator[str]:
         if "drafted" in node and not len(node["drafted"]) == len(node["draft"]) == len(node["target"]):
             yield f"nodes[{index}] has another number of drafts than of probabilities"
     visits = [event for event in record["walk"] if "coin" not in event] if nodes else []
-    slots = [slot for visit in visits for slot in (visit["node"], *(slot for slot, _ in visit["claims"]))]
+    slots = [slot for visit in visits for slot in (visit["node"], *(slot for slot, _ in visit["accept_masses"]))]
     if any(slot not in range(len(nodes)) for slot in (*slots, *record.get("path", ()))):
         yield "its walk or path has a node that the tree lacks"
     if isinstance(tree, dict) and tree["parents"] != [-1, *(i for i, n in enumerate(tree["drafts"]) for _ in range(n))]:

@@ -174,8 +174,8 @@ class Drawing:
         line += f"  draft {entry['draft'][place]:.3g}, target {entry['target'][place]:.3g}"
         if entry["node"] not in self.visits:
             return Text(f"{line}, not looked at", style="dim")
-        claims = {slot: claim for slot, claim in self.visits[entry["node"]]["claims"]}
-        line += f", may claim {claims.get(node, 0):.3g}: "
+        masses = {slot: mass for slot, mass in self.visits[entry["node"]]["accept_masses"]}
+        line += f", accepted with {masses.get(node, 0):.3g}: "
         if node in self.path:
             return Text(f"{line}accepted", style=terminal.COLOURS["accepted"])
         return Text(f"{line}not taken")
@@ -185,10 +185,12 @@ class Drawing:
         if "coin" in event:
             coin, number = distinct_digits(event["coin"], event["number"])
             return f"coin of {coin}, number {number}: {'yes' if event['yes'] else 'no'}"
-        names = {slot: self.text(self.nodes[slot]["token"]) for slot, _ in event["claims"]}
-        claims = [f"{names[slot]} {claim:.3g}" for slot, claim in event["claims"]]
+        names = {slot: self.text(self.nodes[slot]["token"]) for slot, _ in event["accept_masses"]}
+        masses = [f"{names[slot]} {mass:.3g}" for slot, mass in event["accept_masses"]]
         at = self.text(self.nodes[event["node"]]["token"])
-        return f"at {at} with weight {event['weight']:.3g}: {', '.join([*claims, 'others'])} {event['rest']:.3g}"
+        return (
+            f"at {at} with weight {event['weight']:.3g}: {', '.join([*masses, 'others'])} {event['residual_mass']:.3g}"
+        )
 
     def last(self) -> "Text":
         """The last token, and how it came."""

@@ -33,7 +33,7 @@ def outer_residuals(target: Float[np.ndarray, " vocab"], draft: Float[np.ndarray
     Global Resolution, Theorem 6.2 and Lemma 6.3.
 
     >>> outer_residuals(np.array([0.75, 0.25]), np.array([0.5, 0.5]), 1)
-    Split(inside=array([False,  True]), residual=array([0.25, 0.  ]), optimum=0.75)
+    OuterSplit(inside=array([False,  True]), residual=array([0.25, 0.  ]), optimum=0.75)
     """
     support = np.flatnonzero(draft > MIN_DRAFT_PROBABILITY)
     order = support[np.argsort(-target[support] / draft[support], kind="stable")]
