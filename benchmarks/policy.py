@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import multidraft as md
-from multidraft.autotune.controller import Auto
+from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.estimates import Costs, Timed, Work
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.batch import Batch
@@ -29,8 +29,8 @@ from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.machine import hardware
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
-from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 
 SIZE, TEMPERATURE, PERIOD = 64, 0.7, 12

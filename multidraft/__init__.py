@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from multidraft.judging.judgement import judge
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
-    from multidraft.models.huggingface.weights import weights_changed
+    from multidraft.models.huggingface.weight_marks import weights_changed
     from multidraft.sampling.grammar import Grammar
     from multidraft.sampling.params import SamplingParams
     from multidraft.verification.laws import optimal_acceptance_rate

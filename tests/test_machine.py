@@ -97,7 +97,7 @@ import {first}, warnings, torch
 import multidraft as md
 from multidraft import machine
 from multidraft.generation import generate
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 torch.set_num_threads(2)
 generate.is_busy = lambda: True
 with warnings.catch_warnings(record=True) as caught:

@@ -14,8 +14,8 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.ensemble import SideBySide
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
-from multidraft.models.table import TableModel, random_table
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum as optimal
 from multidraft.verification.outcome import Outcome, over_all_tuples

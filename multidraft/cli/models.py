@@ -327,7 +327,7 @@ def ready_model(model: "HuggingFaceModel", name: str) -> "HuggingFaceModel":
 
     from multidraft.cli import terminal
     from multidraft.models.huggingface.loading import check_runs
-    from multidraft.models.huggingface.view import can_pack
+    from multidraft.models.huggingface.packed_view import can_pack
 
     if torch.cuda.is_available():
         model.cuda()  # type: ignore[call-arg]  # a transformers decorator hides self
@@ -342,7 +342,7 @@ def other_pieces(
     target: str, first: "PreTrainedTokenizerBase", draft: str, second: "PreTrainedTokenizerBase"
 ) -> list[int]:
     """The few tokens that two tokenizers name differently; raises where they are many: equal sizes do not suffice."""
-    from multidraft.models.base import other_tokens, undrafted_note
+    from multidraft.models.vocabularies import other_tokens, undrafted_note
 
     if first.get_vocab() == second.get_vocab():
         return []

@@ -15,7 +15,7 @@ from multidraft.server import Limits
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from multidraft.autotune.controller import TreeLimits
+    from multidraft.autotune.auto_policy import TreeLimits
     from multidraft.decoding.policy import TreePolicy
     from multidraft.decoding.state import DecodeConfig
     from multidraft.server.service import Service
@@ -81,7 +81,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         """Load the models and build the service; with `--tree auto` the trees follow the number of rows."""
         import torch
 
-        from multidraft.autotune.controller import auto
+        from multidraft.autotune.auto_policy import auto
         from multidraft.autotune.plans import MeasuredPair
         from multidraft.models.door import as_reader
         from multidraft.sampling.generation_config import defaults_note, model_defaults

@@ -22,10 +22,10 @@ from multidraft.decoding.request import Request, Stage, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
-from multidraft.models.base import close_gaps
-from multidraft.models.huggingface.weights import ModelMark, modules_of
+from multidraft.models.huggingface.weight_marks import ModelMark, modules_of
+from multidraft.models.prefix_models import answers_prompts
 from multidraft.models.reader import Reader
-from multidraft.models.table import answers_prompts
+from multidraft.models.vocabularies import close_gaps
 from multidraft.sampling.gate import RowFault
 
 LOG = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, LogitsProcessor
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
-from multidraft.autotune.controller import auto
+from multidraft.autotune.auto_policy import auto
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
 
-from multidraft.autotune.controller import TreeLimits
+from multidraft.autotune.auto_policy import TreeLimits
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.trace import OnTraceRecord

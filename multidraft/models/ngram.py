@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, quote
+from multidraft.models.prefix_models import PrefixModel, TokenPrefix
 from multidraft.models.reader import Lists, digest
 from multidraft.models.repeats import Match, SuffixAutomaton
 from multidraft.models.scores import Scores
-from multidraft.models.table import PrefixModel, TokenPrefix
 from multidraft.verification.distributions import describe
 
 MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones

@@ -16,10 +16,10 @@ from plans import costs, profile, rates
 from steps import law_error
 
 import multidraft as md
-from multidraft.autotune import controller, plans
-from multidraft.autotune.controller import Auto, TreeLimits, work_of
+from multidraft.autotune import auto_policy, plans
+from multidraft.autotune.auto_policy import Auto, TreeLimits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
-from multidraft.autotune.growing import Growing
+from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.state import DecodeConfig
@@ -28,8 +28,8 @@ from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Cost, Reader
-from multidraft.models.table import TableModel, random_table
 
 EXACT, BIASED = 1e-12, 1e-4
 RIGHT, WRONG, EVEN = (
@@ -273,7 +273,7 @@ def test_what_is_expected_is_what_comes() -> None:
 def saved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Profiles are not written, only noted."""
     kept: list[str] = []
-    monkeypatch.setattr(controller, "save", lambda kept_profile: kept.append(kept_profile.as_json()))
+    monkeypatch.setattr(auto_policy, "save", lambda kept_profile: kept.append(kept_profile.as_json()))
     plans.say_once.cache_clear()
     return kept
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft.autotune.growing import Growing
+from multidraft.autotune.growing_policy import Growing
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup, NGram
+from multidraft.models.prefix_models import TableModel
 from multidraft.models.reader import Reader
-from multidraft.models.table import TableModel
 
 SIZE = 9
 TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 2]

@@ -14,12 +14,12 @@ from multidraft_research.cli.tune import compare, measure
 from multidraft_research.tuning import measuring
 
 import multidraft as md
-from multidraft.autotune import controller, plans
-from multidraft.autotune.controller import NO_WORK, PROBE_STEPS, Auto, TreeLimits
+from multidraft.autotune import auto_policy, plans
+from multidraft.autotune.auto_policy import NO_WORK, PROBE_STEPS, Auto, TreeLimits
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
 from multidraft.decoding import record
 from multidraft.decoding.tree import TokenTree
-from multidraft.models.table import TableModel
+from multidraft.models.prefix_models import TableModel
 
 FRESH = plans.fresh  # before any test makes plans up
 ROW_COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33]
@@ -76,7 +76,7 @@ def policy_of(profile: Profile, budget: float = 1e6) -> Auto:
 
 @pytest.fixture(autouse=True)
 def never_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (controller, measuring):
+    for module in (auto_policy, measuring):
         monkeypatch.setattr(module, "save", lambda profile: True)
 
 

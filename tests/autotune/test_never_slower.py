@@ -8,14 +8,14 @@ import torch
 from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_drafts, records
 from plans import costs, profile, rates
 
-from multidraft.autotune import controller
-from multidraft.autotune.controller import PROBE_STEPS, TRANSITIONS, Auto, Event, Phase, work_of
+from multidraft.autotune import auto_policy
+from multidraft.autotune.auto_policy import PROBE_STEPS, TRANSITIONS, Auto, Event, Phase, work_of
 from multidraft.autotune.estimates import AcceptanceTracker, Costs
 from multidraft.decoding.record import StepRecord
 from multidraft.models.ensemble import LookupThenModel, spread
 from multidraft.models.ngram import Lookup
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
-from multidraft.models.table import TableModel, random_table
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # hints are checked in shorter runs
 ROWS, SOON, SIZE = [1, 4, 16, 32], 32, 3
@@ -78,7 +78,7 @@ def test_it_rests_soon_where_drafts_do_not_pay(rows: int, world: str) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 def test_without_resting_it_would_be_slower(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin, whose draft model drafts whatever is found."""
-    monkeypatch.setattr(controller, "TRANSITIONS", dict.fromkeys(TRANSITIONS, Phase.PROBING))
+    monkeypatch.setattr(auto_policy, "TRANSITIONS", dict.fromkeys(TRANSITIONS, Phase.PROBING))
     step_records = list(records(auto(rows, PRICE, WRONG), RIGHT, WRONG, SOON + 40, rows))
     assert speed(step_records[SOON:], PRICE, WRONG) < 0.75
 
@@ -91,7 +91,7 @@ def test_what_it_has_made_counts_even_if_it_expects_more(
     """Estimates that learn nothing go on to promise that drafts pay; the unguarded twin believes them."""
     monkeypatch.setattr(AcceptanceTracker, "observe", lambda *arguments: None)
     if not guarded:
-        monkeypatch.setattr(controller, "MAX_LOSS", math.inf)
+        monkeypatch.setattr(auto_policy, "MAX_LOSS", math.inf)
     step_records = list(records(auto(rows, CHEAP, WRONG), RIGHT, WRONG, SOON + 60, rows))
     drafted = num_steps_with_drafts(step_records[SOON:])
     assert drafted <= 30 if guarded else drafted == 60

@@ -10,7 +10,7 @@ from plans import made_up
 from spoiling import WRONG, loads_or_says_why, places, spoilt
 
 from multidraft.autotune import plans
-from multidraft.autotune.controller import Auto
+from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 
 IDENTITY = {"target": {"digest": "1"}, "scheme": "anchored:lorenz"}

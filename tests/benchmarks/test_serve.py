@@ -18,7 +18,7 @@ from abuse import run as abused
 from rich.console import Console
 from serving import letters, served, service
 
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 
 COUNTED = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 WHO = [servers.Contestant("counting", [], COUNTED), servers.Contestant("one an event", [], {})]

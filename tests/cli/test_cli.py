@@ -33,7 +33,7 @@ from multidraft.decoding import record
 from multidraft.decoding.metrics import TIMED_PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo import FOLDER
 

@@ -20,8 +20,8 @@ from multidraft.cli.models import Loader, Models, load, ready_model
 from multidraft.cli.serving import Serving
 from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
-from multidraft.models.huggingface import view
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.huggingface import packed_view
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.server.process import in_thread
 from multidraft.zoo import FOLDER
 
@@ -149,7 +149,7 @@ def test_a_draft_whose_special_token_was_renamed_is_taken_and_said(pair: Path, t
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_processor_without_bfloat16_computes_in_float32_and_says_so(known: bool, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(view, "can_pack", lambda dtype: known)
+    monkeypatch.setattr(packed_view, "can_pack", lambda dtype: known)
     model = deepcopy(tiny_model("llama")).to(torch.bfloat16)
     assert ready_model(model, "a model").dtype == (torch.bfloat16 if known else torch.float32)
     assert ("does not multiply bfloat16, so a model computes in float32" in capsys.readouterr().err) == (not known)

@@ -20,7 +20,7 @@ from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request, Stop
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 
 SIZE = 5

@@ -32,7 +32,7 @@ from multidraft.decoding.walks import WALKS
 from multidraft.models.huggingface.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import NGram
-from multidraft.models.table import TableModel, answers_prompts, random_table
+from multidraft.models.prefix_models import TableModel, answers_prompts, random_table
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import CountPenalty

@@ -8,7 +8,7 @@ from decoded import Way, start
 from plans import costs, profile, rates
 from tiny import tiny_model
 
-from multidraft.autotune.controller import Auto
+from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding import draft as drafting
 from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy

@@ -13,7 +13,7 @@ from multidraft.decoding import verify
 from multidraft.decoding.targets import NodeTarget
 from multidraft.decoding.tree import NodeLaw, TokenTree, stack_distributions
 from multidraft.decoding.walks import WALKS, Verdict
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling import drafting
 from multidraft.verification.scheme import Scheme
 

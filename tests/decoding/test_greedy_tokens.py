@@ -12,7 +12,7 @@ from multidraft.decoding.state import Randomness, RunningRow
 from multidraft.decoding.targets import LikeliestToken, NodeTarget, Targets, stack_targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WalkResult
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
 

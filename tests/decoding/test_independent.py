@@ -23,7 +23,7 @@ from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.autotune.controller import Auto, TreeLimits
+from multidraft.autotune.auto_policy import Auto, TreeLimits
 from multidraft.verification.scheme import Scheme
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]

@@ -28,7 +28,7 @@ from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, WalkResult, commit
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.settings import Sampling
 

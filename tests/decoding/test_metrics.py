@@ -19,7 +19,7 @@ from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, D
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import deferred
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 
 SIZE = 5

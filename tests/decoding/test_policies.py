@@ -13,7 +13,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.zoo import load_pair
 

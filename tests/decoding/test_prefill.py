@@ -13,7 +13,7 @@ from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import use_once, warm_up
 from multidraft.models.ensemble import SideBySide
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling import drafting, gate
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops

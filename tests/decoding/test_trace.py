@@ -16,7 +16,7 @@ from multidraft.cli.main import app
 from multidraft.decoding import trace as recording
 from multidraft.decoding.trace import TraceFile
 from multidraft.decoding.walks import WALKS, deferred
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.zoo import load_pair
 
 SIZE = 5

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
 import multidraft as md
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.gate import RowFault
 
 SIZE, NEW, NAN, INF = 6, 12, float("nan"), float("inf")

@@ -8,7 +8,7 @@ import multidraft as md
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.record import Emitted
 from multidraft.decoding.walks import WALKS
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 
 SIZE = 5
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]

@@ -12,8 +12,8 @@ from torch import Tensor
 import multidraft as md
 from multidraft.models.ensemble import Mixture, SideBySide
 from multidraft.models.ngram import Lookup, NGram
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.scores import Scores
-from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.gate import RowFault
 
 pytestmark = pytest.mark.usefixtures("unchecked")

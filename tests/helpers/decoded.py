@@ -12,8 +12,8 @@ from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, generators_for
 from multidraft.decoding.step import step
 from multidraft.models.door import Model, as_reader
+from multidraft.models.prefix_models import TableModel
 from multidraft.models.reader import Reader
-from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
 
 Way = tuple[DecodeConfig, TreePolicy]

@@ -8,7 +8,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from multidraft.models.table import TableModel
+from multidraft.models.prefix_models import TableModel
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

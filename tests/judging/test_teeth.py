@@ -11,7 +11,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.judging.reference_model import ModelReference
 from multidraft.judging.verdict import Verdict as JudgeVerdict
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.server import Limits
 from multidraft.server.engine import Engine
 from multidraft.server.service import Service

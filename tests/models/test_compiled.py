@@ -22,7 +22,7 @@ from multidraft.models.huggingface import compiled
 from multidraft.models.huggingface.compiled import SPARE_SLOTS, BufferPool, CapturedStep, bucket
 from multidraft.models.huggingface.kv_cache import Block
 from multidraft.models.huggingface.masks import CausalLM
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 

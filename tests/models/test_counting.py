@@ -27,9 +27,9 @@ from multidraft.models.ngram import (
     NGram,
     size_class,
 )
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
 from multidraft.models.scores import TokenScores
-from multidraft.models.table import TableModel, random_table
 
 EXACT = 1e-12
 TEXT = [0, 1, 0, 0, 1, 1, 0]

@@ -18,8 +18,8 @@ from multidraft.decoding.walks import WALKS
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.huggingface.loading import first_layers
 from multidraft.models.ngram import CountingReader, Lookup, NGram
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
-from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.settings import Sampling
 

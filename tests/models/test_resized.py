@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.autotune.plans import model_identity
-from multidraft.models import base
+from multidraft.models import vocabularies
 from multidraft.models.door import as_reader
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.huggingface import compiled
 from multidraft.models.huggingface.compat import vocabulary_of
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import Lookup, NGram
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 
 PROMPTS = [[3, 1, 4, 1], [2, 7], [5]]
@@ -72,7 +72,7 @@ DRAFTS = {
 @pytest.mark.parametrize("size", [LARGER, SMALLER])
 def test_greedy_texts_are_those_of_transformers(target: PreTrainedModel, size: int, draft: str, monkeypatch) -> None:
     monkeypatch.setattr(
-        base, "MAX_PADDING_SHARE", 0.5
+        vocabularies, "MAX_PADDING_SHARE", 0.5
     )  # drafters of the old size go on drafting, as with real vocabularies
     assert ours(target, DRAFTS[draft](target), PROMPTS) == plainly(target, PROMPTS)
     resized(target, size)

@@ -26,9 +26,9 @@ from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.models.door import as_reader
-from multidraft.models.huggingface import compat, view, weights
+from multidraft.models.huggingface import compat, packed_view, weight_marks
 from multidraft.models.huggingface.masks import CausalLM
-from multidraft.models.huggingface.view import PackedLinear, view_of
+from multidraft.models.huggingface.packed_view import PackedLinear, view_of
 
 SIZES = {"hidden_size": 128, "intermediate_size": 160}  # so that linear layers are worth packing
 NORMED = {**SIZES, "head_dim": 32}
@@ -175,7 +175,7 @@ def test_weights_written_in_any_way_are_seen(family: str, writer: Any, dtype: to
 
 def test_a_view_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing here would be tested."""
-    if not view.can_pack(torch.float32):
+    if not packed_view.can_pack(torch.float32):
         pytest.skip("this processor has no oneDNN")
     for family in FAMILIES:
         packed = [part for part in view_of(new_model(family)).modules() if isinstance(part, PackedLinear)]
@@ -193,7 +193,7 @@ def test_scattered_numbers_are_seen_when_somebody_says_so() -> None:
 
 def test_a_sample_that_looks_at_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: without numbers in its mark, a weight that was written through `.data` is taken for the old one."""
-    monkeypatch.setattr(weights, "sample_of", lambda weight: torch.empty(0, dtype=torch.uint8))
+    monkeypatch.setattr(weight_marks, "sample_of", lambda weight: torch.empty(0, dtype=torch.uint8))
     model = new_model("llama")
     ours(model)
     write_data(model, new_model("llama", scale=-0.1))
@@ -503,29 +503,29 @@ def test_two_threads_hold_two_views() -> None:
 def test_a_model_that_is_gone_takes_its_packed_weights_along() -> None:
     model = new_model("llama")
     ours(model)
-    packed = [ref(view.PACKED_WEIGHTS[part]) for part in model.modules() if part in view.PACKED_WEIGHTS]
+    packed = [ref(packed_view.PACKED_WEIGHTS[part]) for part in model.modules() if part in packed_view.PACKED_WEIGHTS]
     del model
     gc.collect()
-    assert packed or not view.can_pack(torch.float32)
+    assert packed or not packed_view.can_pack(torch.float32)
     assert not any(weight() for weight in packed)
 
 
 def test_long_prompts_and_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN keeps code for every number of tokens that it has seen, so long prompts are read without."""
     model, lengths = new_model("llama"), list[int]()
-    plainly = view.PackedWeight.multiply
+    plainly = packed_view.PackedWeight.multiply
     monkeypatch.setattr(
-        view.PackedWeight,
+        packed_view.PackedWeight,
         "multiply",
         lambda self, inputs, bias: lengths.append(inputs.shape[:-1].numel()) or plainly(self, inputs, bias),
     )
     long = CausalLM(model, 256)
     long.forward([[1] * 200], [list(range(-1, 199))], "none")
     assert set(lengths) <= {3}  # tried once a layer
-    monkeypatch.setattr(view, "available", lambda _: 1000)
+    monkeypatch.setattr(packed_view, "available", lambda _: 1000)
     assert view_of(other := new_model("llama")) is other
 
 
 def test_a_layer_that_packs_wrongly_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view.PackedWeight, "multiply", lambda self, inputs, bias: torch.zeros(1, 3, 7))
+    monkeypatch.setattr(packed_view.PackedWeight, "multiply", lambda self, inputs, bias: torch.zeros(1, 3, 7))
     assert view_of(model := new_model("llama")) is model

@@ -14,14 +14,14 @@ from torch import Tensor
 import multidraft as md
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
-from multidraft.models.base import Vocabulary, check_sizes, other_tokens
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.huggingface.compat import vocabulary_of
 from multidraft.models.huggingface.loading import load_model
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import Lookup
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.vocabularies import Vocabulary, check_sizes, other_tokens
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]

@@ -12,7 +12,7 @@ from spoiling import MISSING, WRONG, loads_or_says_why, places, spoilt
 
 import multidraft as md
 from multidraft.decoding.trace import TraceFile
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.zoo import load_pair
 
 OTHERS = {"below": -1, "another": 3, "unknown": 777, "nested": [[1]], "an empty object": {}, "one": 1.0, "no text": ""}

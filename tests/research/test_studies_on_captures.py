@@ -32,7 +32,7 @@ from multidraft.auditing.enumeration import first_tokens, step_law, target_law
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.outcome import over_all_tuples
 

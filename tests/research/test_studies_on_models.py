@@ -34,11 +34,11 @@ from tiny import tiny_model
 
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state, step_law
-from multidraft.autotune.growing import Growing
+from multidraft.autotune.growing_policy import Growing
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, Tree
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.verification import registry
 from multidraft.zoo import Pair
 

@@ -14,7 +14,7 @@ from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import MIN_PROBABILITY, WalkResult
-from multidraft.models.table import TableModel
+from multidraft.models.prefix_models import TableModel
 
 EXACT = 1e-9  # of the linear program
 OPTIMAL_WITH_ONE_DRAFT = [

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 import multidraft as md
 from multidraft.auditing.enumeration import first_state
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling import grammar as grammars
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import target_distributions

@@ -36,7 +36,7 @@ from multidraft.decoding.state import DecodeConfig, State, extend, prefixes_of
 from multidraft.decoding.tree import Tree
 from multidraft.generation.stopping import ends_from_criteria
 from multidraft.models.ensemble import SideBySide
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling import generation_config
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import target_distributions

@@ -10,7 +10,7 @@ from serving import NUM_LETTERS, complete, events, served, service
 from serving import toy as toy_service
 
 import multidraft as md
-from multidraft.models.table import random_table
+from multidraft.models.prefix_models import random_table
 from multidraft.zoo import load_pair
 
 TARGET = random_table(NUM_LETTERS, 2, 1)

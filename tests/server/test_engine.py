@@ -21,7 +21,7 @@ from multidraft.decoding.request import Request, Stop, Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits, Refused

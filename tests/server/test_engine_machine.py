@@ -17,7 +17,7 @@ from test_engine import Heard
 from tiny import tiny_model
 
 import multidraft as md
-from multidraft.autotune.controller import Auto
+from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding import batch as batches
 from multidraft.decoding.policy import Outlook, Plan, StaticTree, TreePolicy

@@ -9,7 +9,7 @@ from plans import costs, profile, rates
 from test_engine import Heard
 
 import multidraft as md
-from multidraft.autotune.controller import Auto
+from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig

@@ -8,7 +8,7 @@ from serving import complete, letters, served, service, toy
 
 import multidraft as md
 from multidraft.judging.reference_model import ModelReference
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.server import answers
 from multidraft.server import service as services

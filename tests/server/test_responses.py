@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from serving import check_refused, letters, served, service
 
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.server.request_fields import FIELDS, IGNORED_ELSEWHERE
 
 ADDRESS, SIZE = "/v1/responses", 6

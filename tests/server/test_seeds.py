@@ -10,12 +10,12 @@ from plans import costs, profile, rates
 from serving import NUM_LETTERS, letters, served, until
 
 import multidraft as md
-from multidraft.autotune.controller import Auto
+from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.state import DecodeConfig
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.server import Limits
 from multidraft.server.engine import Engine
 from multidraft.server.service import Service

@@ -16,7 +16,7 @@ from multidraft.cli import decode, serving
 from multidraft.cli.models import Models
 from multidraft.cli.serve import template_of
 from multidraft.generation.text import closing_token, encode_messages, encode_text, text_ends
-from multidraft.models.table import TableModel
+from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.settings import Sampling
 from multidraft.server.bodies import CompletionBody
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import multidraft as md
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.verification import registry
 from multidraft.verification import scheme as schemes_module
 from multidraft.verification.outcome import Outcome

@@ -13,9 +13,9 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
-from multidraft.models.base import Vocabulary
 from multidraft.models.gguf import header
 from multidraft.models.gguf.library import LlamaCpp
+from multidraft.models.vocabularies import Vocabulary
 
 TARGET_IDS = b"multidraft.target_ids"
 MAX_METADATA_BYTES = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for

@@ -21,7 +21,7 @@ from multidraft.models.heads.target import target_of
 from multidraft.models.huggingface.compat import context, windows
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.loading import reason
-from multidraft.models.huggingface.view import view_of
+from multidraft.models.huggingface.packed_view import view_of
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
 from multidraft.transfer import take, upload
 

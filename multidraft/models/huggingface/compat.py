@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import Vocabulary
+from multidraft.models.vocabularies import Vocabulary
 
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED_KINDS = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees

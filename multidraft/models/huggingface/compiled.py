@@ -26,7 +26,7 @@ from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.huggingface.compat import memory_name, needs_paths
 from multidraft.models.huggingface.kv_cache import Storage, TreeCache
-from multidraft.models.huggingface.weights import ModelMark, has_additions
+from multidraft.models.huggingface.weight_marks import ModelMark, has_additions
 
 MAX_STEP_TOKENS = 256  # of a step that is compiled; a wider one is bound by arithmetic
 MIN_SLOTS = 256  # that a step sees

@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from multidraft.models.huggingface.weights import has_additions
+from multidraft.models.huggingface.weight_marks import has_additions
 from multidraft.transfer import upload
 
 try:

@@ -17,7 +17,7 @@ from multidraft.models.huggingface.compiled import CompiledSteps, can_compile, s
 from multidraft.models.huggingface.gated_delta import nets_of, with_tree_nets
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
-from multidraft.models.huggingface.view import view_of
+from multidraft.models.huggingface.packed_view import view_of
 from multidraft.models.reader import HiddenStates, Lists, Scored
 from multidraft.transfer import take, upload
 

@@ -9,10 +9,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from multidraft.models.base import Vocabulary
 from multidraft.models.huggingface import compat
-from multidraft.models.huggingface.view import view_of
+from multidraft.models.huggingface.packed_view import view_of
 from multidraft.models.reader import Reader, digest
+from multidraft.models.vocabularies import Vocabulary
 
 VOLATILE_FIELDS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # of a configuration
 SAMPLED_PARAMETERS = 8  # parameters whose first numbers tell one checkpoint from another

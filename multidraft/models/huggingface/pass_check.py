@@ -6,7 +6,7 @@ A hook that writes `hidden[:, -1]` writes every new token in plain decoding, and
 import torch
 
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
-from multidraft.models.huggingface.weights import has_additions
+from multidraft.models.huggingface.weight_marks import has_additions
 from multidraft.models.reader import Reader
 
 PROBE_TOKENS = 5

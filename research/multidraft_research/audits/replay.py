@@ -1,6 +1,6 @@
 """Checking a trace: its walks are taken again with the recorded random numbers, and must decide as they did.
 
-What the rules said (acceptance masses, weights, what is left) is taken from the record: a rule needs whole distributions, which a
+What the rules said (masses, weights, what is left) is taken from the record: a rule needs whole distributions, which a
 trace does not keep.
 """
 

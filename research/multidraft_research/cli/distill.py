@@ -73,9 +73,9 @@ def check_same(note: Path, ours: dict[str, Any]) -> None:
 
 def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
     """The draft model, with about as many tokens as the capture, and its tokenizer."""
-    from multidraft.models.base import check_sizes
     from multidraft.models.door import vocabulary_size
     from multidraft.models.huggingface.loading import load_model, load_tokenizer
+    from multidraft.models.vocabularies import check_sizes
     from multidraft.zoo import load_pair
 
     if name is None or name == EMBEDDED:

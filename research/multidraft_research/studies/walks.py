@@ -13,7 +13,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker, commit, deferred
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import check_drafters
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.verification.registry import scheme
 from multidraft.verification.scheme import Scheme
 from multidraft_research.studies.tree_bound import realised_trees, tree_bound

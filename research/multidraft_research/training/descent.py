@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from multidraft.models.huggingface.view import can_pack
+from multidraft.models.huggingface.packed_view import can_pack
 
 
 def has_bfloat16(device: str) -> bool:

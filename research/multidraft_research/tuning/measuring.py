@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from multidraft.autotune.controller import Auto, TreeLimits, note
+from multidraft.autotune.auto_policy import Auto, TreeLimits, note
 from multidraft.autotune.estimates import Work
 from multidraft.autotune.plans import MeasuredPair, Profile, save
 from multidraft.decoding.batch import Batch

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from multidraft.autotune.estimates import AcceptanceTracker, Costs, TreeRates
-from multidraft.autotune.growing import Growing
+from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.prefill import read_whole

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import linear, module
 
 from multidraft.machine import available
-from multidraft.models.huggingface.weights import CHANGES, WeightMark, has_additions, has_numbers, library_of
+from multidraft.models.huggingface.weight_marks import CHANGES, WeightMark, has_additions, has_numbers, library_of
 
 MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
 # Packing helps passes of few tokens; oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any.

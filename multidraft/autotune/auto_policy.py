@@ -17,7 +17,7 @@ from multidraft.autotune.estimates import (
     TreeRates,
     Work,
 )
-from multidraft.autotune.growing import Growing
+from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.limits import FIXED_TREE, TreeLimits
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
