@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
-from multidraft.models.heads import MODULES
 from multidraft.models.heads.configuration import settings_of
+from multidraft.models.heads.networks import MODULES
 
 VOCABULARY, DRAFTED = 4096, 1024  # rows in place of the real ones
 SMALL = {"intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16}  # of the target

@@ -10,7 +10,7 @@ joins the running ones. The caches of rows that leave are kept for other prompts
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from multidraft.decoding.metrics import Info
@@ -25,7 +25,6 @@ from multidraft.errors import AdviceError
 from multidraft.models.huggingface.weight_marks import ModelMark, modules_of
 from multidraft.models.prefix_models import answers_prompts
 from multidraft.models.reader import Reader
-from multidraft.models.vocabularies import close_gaps
 from multidraft.sampling.gate import RowFault
 
 LOG = logging.getLogger(__name__)
@@ -346,3 +345,14 @@ def rows_within(rows: float | int, target: Reader, draft: Reader | None, limits:
     if fitting < rows < math.inf:
         LOG.warning("%d rows are decoded side by side, and not %d: their trees have the %d paths", fitting, rows, paths)
     return min(rows, fitting)
+
+
+def close_gaps(staying: Sequence[int]) -> list[int]:
+    """An order of the rows that stay in which the fewest change their index: the last ones fill the gaps.
+
+    >>> close_gaps([0, 1, 3, 4])
+    [0, 1, 4, 3]
+    """
+    count, stays = len(staying), set(staying)
+    last = sorted((row for row in staying if row >= count), reverse=True)
+    return [row if row in stays else last.pop(0) for row in range(count)]

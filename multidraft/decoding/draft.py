@@ -16,8 +16,7 @@ import torch
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig, RunningRow, State, prefixes_of
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
-from multidraft.models.reader import Scored
-from multidraft.models.vocabularies import MAX_CHUNK_TOKENS
+from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import Faults, RowFault
 from multidraft.verification.law import Law

@@ -17,9 +17,8 @@ from multidraft.decoding.record import Logprob, top_logprobs
 from multidraft.decoding.request import Request, Stage
 from multidraft.decoding.state import DecodeConfig, RunningRow, State, gather
 from multidraft.errors import AdviceError
-from multidraft.models.reader import HiddenStates, Reader, Scored
+from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Reader, Scored
 from multidraft.models.scores import check_whole
-from multidraft.models.vocabularies import MAX_CHUNK_TOKENS
 from multidraft.sampling.gate import RowFault, distribution_error, softmax
 
 MAX_RATIO = 1.25  # of the longest to the shortest prompt that are read side by side: the rest is padding

@@ -11,9 +11,9 @@ from torch import Tensor
 from multidraft.errors import AdviceError, is_number, quote
 from multidraft.models.door import Model, as_reader
 from multidraft.models.ngram import Lookup
-from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored
+from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Lists, Reader, Row, Scored
 from multidraft.models.scores import Scores, TokenScores
-from multidraft.models.vocabularies import MAX_CHUNK_TOKENS, are_close
+from multidraft.models.vocabularies import are_close
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import describe
 

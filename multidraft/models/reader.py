@@ -29,6 +29,7 @@ NO_HIDDEN_STATES = (
     "a draft head reads hidden states, which a target {} does not give; use a Hugging Face model with attention or "
     "gated delta nets, or a GGUF file"
 )
+MAX_CHUNK_TOKENS = 512  # of a text in one forward pass: bounds the memory of the attention mask
 ROOT = -1  # the parent of tokens that follow the kept ones
 
 

@@ -1,6 +1,6 @@
 """How the tokens of a draft model stand for the target's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
@@ -18,7 +18,6 @@ from multidraft.verification.distributions import describe
 MAX_PADDING, MAX_PADDING_SHARE = 1024, 0.02
 MAX_OTHER_TOKENS_SHARE = 0.02  # of two tokenizers' tokens, that may have another name in each
 USE_SAME_TOKENIZER = "choose a draft model that has the target's tokenizer"
-MAX_CHUNK_TOKENS = 512  # of a text in one forward pass: bounds the memory of the attention mask
 
 
 def check_ids(model: object, vocabulary: int) -> None:
@@ -115,14 +114,3 @@ def undrafted_note(tokens: list[int], target: Mapping[int, str], draft: Mapping[
     first, second = target.get(tokens[0], "absent"), draft.get(tokens[0], "absent")
     what = f"{len(tokens)} of the draft's tokens are not the target's" if len(tokens) > 1 else "one token differs"
     return f"{what} (token {tokens[0]} is {first!r} there, and {second!r} in the draft): never drafted"
-
-
-def close_gaps(staying: Sequence[int]) -> list[int]:
-    """An order of the rows that stay in which the fewest change their index: the last ones fill the gaps.
-
-    >>> close_gaps([0, 1, 3, 4])
-    [0, 1, 4, 3]
-    """
-    count, stays = len(staying), set(staying)
-    last = sorted((row for row in staying if row >= count), reverse=True)
-    return [row if row in stays else last.pop(0) for row in range(count)]

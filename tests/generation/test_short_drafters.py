@@ -20,9 +20,9 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.heads import MODULES
 from multidraft.models.heads.configuration import settings_of
 from multidraft.models.heads.drafters import drafter
+from multidraft.models.heads.networks import MODULES
 from multidraft.models.ngram import Lookup
 
 SHORT, NEW = 20, 16

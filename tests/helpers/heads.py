@@ -9,8 +9,8 @@ from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, PreTrainedModel, Qwen3Config
 
-from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Settings
 from multidraft.models.heads.drafters import Head, drafter
+from multidraft.models.heads.networks import DFLASH, EAGLE3, MEDUSA, MODULES, Settings
 from multidraft.models.huggingface.compat import windows
 
 LAYERS, WIDTH = (0, 1, 2), 32

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from multidraft.errors import AdviceError
 from multidraft.io.fields import Field, Flag, Items, Number, Object, Text, Whole, read
-from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA, Settings
+from multidraft.models.heads.networks import DFLASH, EAGLE3, KINDS, MEDUSA, Settings
 from multidraft.models.huggingface.loading import MAX_SIZES, reason, settings_in
 
 FOLDER_ADVICE = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"

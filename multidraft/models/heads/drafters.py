@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.errors import AdviceError, quote
 from multidraft.models.door import Model
-from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.head_files import WEIGHT_FILES, load_head
+from multidraft.models.heads.networks import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.target import target_of
 from multidraft.models.huggingface.compat import context, windows
 from multidraft.models.huggingface.kv_cache import TreeCache

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from multidraft.io import files
-from multidraft.models.heads import EAGLE3, MEDUSA, AnyHead, Settings
 from multidraft.models.heads.configuration import FLAGS
+from multidraft.models.heads.networks import EAGLE3, MEDUSA, AnyHead, Settings
 
 WITHOUT_OUTPUT = """# A draft head without its output layer
 

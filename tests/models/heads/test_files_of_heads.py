@@ -19,10 +19,10 @@ from multidraft import AdviceError
 from multidraft.cli.export_head import target_of
 from multidraft.cli.models import HEADS, built_in_drafter, models_in, parse
 from multidraft.generation.inputs import as_drafter
-from multidraft.models.heads import KINDS
 from multidraft.models.heads.configuration import target_name
 from multidraft.models.heads.drafters import SHIPPED_HEADS, EagleDrafter, head
 from multidraft.models.heads.head_files import load_head
+from multidraft.models.heads.networks import KINDS
 from multidraft.models.heads.saving import save_head, write
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import NGram

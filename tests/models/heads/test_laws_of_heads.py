@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
-from multidraft.models.heads import MODULES
 from multidraft.models.heads.drafters import Head, drafter
 from multidraft.models.heads.head_files import fault_of_tokens
+from multidraft.models.heads.networks import MODULES
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.verification.scheme import Scheme
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from multidraft.models.heads import AnyHead, DFlash, Eagle3, Medusa
+from multidraft.models.heads.networks import AnyHead, DFlash, Eagle3, Medusa
 from multidraft_research.training.heads.captured import CapturedText
 from multidraft_research.training.small_draft import TargetProbabilities, TokenSet
 

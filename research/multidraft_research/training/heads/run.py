@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.models.heads import AnyHead
 from multidraft.models.heads.configuration import usual_layers
+from multidraft.models.heads.networks import AnyHead
 from multidraft.models.heads.saving import save_head
 from multidraft_research.training.conversations import MAX_TOKENS, TokenizedChat
 from multidraft_research.training.heads import captured, train

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, AnyHead, Settings, drafters
+from multidraft.models.heads import drafters
 from multidraft.models.heads.configuration import usual_layers
+from multidraft.models.heads.networks import DFLASH, EAGLE3, MEDUSA, MODULES, AnyHead, Settings
 from multidraft.models.huggingface import compat
 from multidraft_research.training.conversations import logits_of
 from multidraft_research.training.descent import Descent, autocast, schedule
