@@ -11,6 +11,13 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 # Bytecode is kept even where the environment says otherwise: checking type hints rewrites every module of ours.
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
+# Type hints and shapes are checked at every call where each room is gone through once, in doctests and in slow tests:
+# everywhere that would more than double the time of the suite.
+HINTS = --jaxtyping-packages=multidraft,multidraft_research,beartype.beartype
+HINTED = $(addprefix tests/,auditing/test_audit.py decoding/test_batch.py decoding/test_draws.py \
+	decoding/test_verify_tree.py generation/test_generation.py generation/test_hugging_face.py models/test_cache.py \
+	models/test_counting.py models/test_drafters.py research/test_studies_on_captures.py sampling server/test_engine.py \
+	verification/test_rules.py)
 
 .PHONY: demo test test-loops test-slow test-oldest test-llama-cpp test-clients test-engines check release release-check docs \
 	site size gpu setup
@@ -35,7 +42,8 @@ demo: .venv/.runtime
 	@$(BIN)/multidraft replay .venv/demo.jsonl --step 6 --svg .venv/demo.svg
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) $(HINTS) $(HINTED)
+	$(PYTEST) $(HINTED:%=--ignore=%)
 	$(MAKE) BIN=$(BIN) test-loops
 
 # The tests of the compiled loops with bounds checking on. Checked loops have a cache of their own, because Numba's does
@@ -52,7 +60,7 @@ test-slow: setup $(SLOW:%=$(PASSED)/%.slow) $(PASSED)/plans
 	@echo "all slow tests have passed"
 
 $(PASSED)/%.slow: | setup
-	$(PYTEST) -m slow $* || test $$? -eq 5  # 5: none of them can run here
+	$(PYTEST) $(HINTS) -m slow $* || test $$? -eq 5  # 5: none of them can run here
 	@mkdir -p $(@D) && touch $@
 
 $(PASSED)/plans: | setup
@@ -90,7 +98,7 @@ check: setup size
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) BIN=$(BIN) site
-	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft research tests/helpers
+	$(TESTING) $(BIN)/python -m pytest -q $(HINTS) --doctest-modules multidraft research tests/helpers
 
 # What an index takes, in dist/: make release ADDRESS=https://HOST/OWNER/multidraft. The address is written nowhere in this
 # checkout: links and metadata get it in a copy, from which the sdist is built, and from the sdist the wheel.
