@@ -100,10 +100,12 @@ class Matches(SuffixAutomaton):
     def __init__(self, longest: int):
         super().__init__()
         self.longest, self.now = longest, Situation(self.end)
+        self.ahead: dict[tuple[int, ...], Situation] = {}  # by tokens that the text may go on with
         self.tallies: dict[tuple[str, int, int], tuple[int, int]] = {}  # hits and trials, by kind
 
     def read(self, text: Sequence[int]) -> None:
         """Go on to the end of a text of which the beginning has been read."""
+        self.ahead.clear()
         for token in text[len(self.text) :]:
             for guess in self.guesses(self.now):
                 hits, trials = self.tallies.get(guess.kind, (0, 0))
@@ -121,6 +123,14 @@ class Matches(SuffixAutomaton):
         if resumption is None and place is not None and not was_right and length >= LONG_MATCH:
             resumption = Resumption(place + 1)
         return Situation(self.match_after(match, token), was_right, resumption)
+
+    def situation(self, path: tuple[int, ...]) -> Situation:
+        """The situation if the text goes on with a path; a tree's nodes are asked for one below another."""
+        known = next(count for count in range(len(path), -1, -1) if not count or path[:count] in self.ahead)
+        situation = self.ahead[path[:known]] if known else self.now
+        for count in range(known, len(path)):
+            situation = self.ahead[path[: count + 1]] = self.after(situation, path[count])
+        return situation
 
     def guesses(self, situation: Situation) -> Iterator[Guess]:
         """What may follow: by the match, and by the resumption."""
@@ -143,10 +153,7 @@ class Matches(SuffixAutomaton):
 
     def next_token(self, path: Sequence[int]) -> tuple[int, float] | None:
         """The token that most likely follows if the text goes on with a path, and how likely; None for no text."""
-        situation = self.now
-        for token in path:
-            situation = self.after(situation, token)
-        likely = [(guess.token, self.certainty(guess)) for guess in self.guesses(situation)]
+        likely = [(guess.token, self.certainty(guess)) for guess in self.guesses(self.situation(tuple(path)))]
         return max(likely, key=lambda pair: pair[1], default=None)
 
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 NOWHERE = -1
-MAX_UPDATES = 32  # of the runs that end a text, the longest ones, that learn of what follows
+MAX_LINKS = 32  # from a run to its shorter ends, in a row: a text of one token again and again has one for each token
 
 
 class Match(NamedTuple):
@@ -18,7 +18,7 @@ class SuffixAutomaton:
 
     A state stands for runs that end at the same places: `length` of the longest, and `shorter` leads to the state of
     the longest of its ends that also occurs elsewhere. `place_after` is that after the latest occurrence; of a text
-    that repeats one token again and again, short runs may miss the latest ones. State 0 is the empty run.
+    that repeats one token again and again, short runs miss the latest ones. State 0 is the empty run.
 
         text  7 1 2 8 1 2      the longest run that ends it and occurred before is 1 2, and what followed is 8
     """
@@ -53,7 +53,7 @@ class SuffixAutomaton:
     def note_place(self, place: int) -> None:
         """The token that comes at a place follows all runs that end the text before it."""
         state = self.whole
-        for _ in range(MAX_UPDATES):
+        for _ in range(MAX_LINKS):
             if state <= 0:
                 break
             self.place_after[state] = place
@@ -100,7 +100,9 @@ class SuffixAutomaton:
         the text is empty.
         """
         state, length = match
-        while state and (self.place_after[state] == NOWHERE or self.length[self.shorter[state]] >= longest):
+        for _ in range(MAX_LINKS):
+            if not state or (self.place_after[state] != NOWHERE and self.length[self.shorter[state]] < longest):
+                break
             state = self.shorter[state]
             length = self.length[state]
         place = self.place_after[state]
