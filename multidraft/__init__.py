@@ -63,7 +63,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "schemes": "verification.registry",
     "text_ends": "generation.text",
     "verify_tree": "engines.sglang",
-    "weights_changed": "models.huggingface.weights",
+    "weights_changed": "models.huggingface.weight_marks",
 }
 
 

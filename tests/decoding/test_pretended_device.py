@@ -247,7 +247,7 @@ def test_padded_steps_in_fixed_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "STEPS": WeakKeyDictionary(),
         "MIN_SLOTS": 16,
-        "compiled": step_of,
+        "compile_step": step_of,
         "from_dlpack": alias,
     }.items():
         monkeypatch.setattr(compiled, name, value)

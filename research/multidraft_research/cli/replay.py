@@ -175,7 +175,7 @@ class Drawing:
         if entry["node"] not in self.visits:
             return Text(f"{line}, not looked at", style="dim")
         masses = {slot: mass for slot, mass in self.visits[entry["node"]]["accept_masses"]}
-        line += f", accepted with {masses.get(node, 0):.3g}: "
+        line += f", acceptance {masses.get(node, 0):.3g}: "
         if node in self.path:
             return Text(f"{line}accepted", style=terminal.COLOURS["accepted"])
         return Text(f"{line}not taken")
