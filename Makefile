@@ -14,7 +14,7 @@ PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 # Type hints and shapes are checked at every call where each room is gone through once, and in doctests: everywhere that
 # would more than double the time of the suite.
 HINTS = --jaxtyping-packages=multidraft,multidraft_research,beartype.beartype
-HINTED = $(addprefix tests/,auditing/test_audit.py decoding/test_batch.py decoding/test_draws.py \
+HINTED = $(addprefix tests/,decoding/test_batch.py decoding/test_draws.py \
 	decoding/test_verify_tree.py generation/test_generation.py generation/test_hugging_face.py models/test_cache.py \
 	models/test_counting.py models/test_drafters.py research/test_studies_on_captures.py sampling server/test_engine.py \
 	verification/test_rules.py)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_drafts, records
+from marks import slow_but
 from plans import costs, profile, rates
 
 from multidraft.autotune import auto_policy
@@ -63,7 +64,7 @@ WORLDS: dict[str, tuple[TableModel, Callable[[], Reader]]] = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", slow_but([1, 16], ROWS))
 def test_it_rests_soon_where_drafts_do_not_pay(rows: int, world: str) -> None:
     target, make_draft = WORLDS[world]
     draft = make_draft()
@@ -75,7 +76,7 @@ def test_it_rests_soon_where_drafts_do_not_pay(rows: int, world: str) -> None:
     assert speed(step_records[SOON:], PRICE, draft) > 0.94
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", slow_but([1, 16], ROWS))
 def test_without_resting_it_would_be_slower(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin, whose draft model drafts whatever is found."""
     monkeypatch.setattr(auto_policy, "TRANSITIONS", dict.fromkeys(TRANSITIONS, Phase.PROBING))
@@ -84,7 +85,7 @@ def test_without_resting_it_would_be_slower(rows: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", slow_but([1, 4], ROWS))
 def test_what_it_has_made_counts_even_if_it_expects_more(
     rows: int, guarded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,8 +98,8 @@ def test_what_it_has_made_counts_even_if_it_expects_more(
     assert drafted <= 30 if guarded else drafted == 60
 
 
-@pytest.mark.parametrize("kind", ["pass", "mixed"])
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("kind", slow_but(["pass"], ["pass", "mixed"]))
+@pytest.mark.parametrize("rows", slow_but([1, 4], [1, 4, 16]))
 def test_it_drafts_again_when_that_pays_again(rows: int, kind: str) -> None:
     """For 40 tokens drafts are never right, then always: a probe goes on while they are."""
     late = constant_model(lambda length: CERTAIN_TOKEN.roll(1) if length < 40 else CERTAIN_TOKEN)

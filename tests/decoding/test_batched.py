@@ -117,6 +117,7 @@ def check_graphs() -> None:
         assert all(a.equal(b) for a, b in zip(answer, ordinary(name, walk, arguments, 1 + len(siblings)), strict=True))
 
 
+@pytest.mark.slow
 def test_each_is_one_graph() -> None:
     """In a process of its own: what checks hints here cannot be compiled."""
     code = "from test_batched import check_graphs; check_graphs(); print('whole')"

@@ -220,6 +220,7 @@ def check_graphs() -> None:
         assert law != "top" or all(a.equal(b) for a, b in zip(trees, trees_of(SHAPES[1], law, 5), strict=True))
 
 
+@pytest.mark.slow
 def test_whole_trees_are_one_graph() -> None:
     """In a process of its own: what checks hints here cannot be compiled."""
     code = "from test_draws import check_graphs; check_graphs(); print('whole')"

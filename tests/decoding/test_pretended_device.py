@@ -14,6 +14,7 @@ from device_checks import FAST_SCHEMES, check_draws_and_rules
 from heads import CASES as HEADS
 from heads import module_of
 from hybrids import ONE_PASS, hybrid
+from marks import slow_but
 from pretended import alias, device, moved
 from test_verify_tree import run as verified
 from tiny import tiny_model
@@ -83,8 +84,8 @@ DRAFTERS: dict[str, Callable[[Place], Any]] = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("temperature", slow_but([0.8], [0, 0.8]))
+@pytest.mark.parametrize("name", slow_but(["model", "head eagle3", "look-up, then model"], DRAFTERS))
 def test_drafters(name: str, temperature: float) -> None:
     assert_equal(
         lambda place: generated(place(tiny_model("llama")), DRAFTERS[name](place), temperature=temperature, tree="3x2")
@@ -104,7 +105,7 @@ def test_several_drafters() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [*ONE_PASS, "lfm2", "mamba2"])
+@pytest.mark.parametrize("name", slow_but(["lfm2"], [*ONE_PASS, "lfm2", "mamba2"]))
 def test_hybrids(name: str) -> None:
     target = hybrid(name)
     target.config._experts_implementation = "eager"  # others need kernels that CPUs lack
@@ -114,7 +115,7 @@ def test_hybrids(name: str) -> None:
 WALKS = [(name, walk) for name, entry in entries().items() for walk in ["commit", "deferred"][: 2 - entry.small]]
 
 
-@pytest.mark.parametrize(("name", "walk"), WALKS)
+@pytest.mark.parametrize(("name", "walk"), slow_but([walk for walk in WALKS if "lorenz" in walk[0]], WALKS))
 def test_schemes(name: str, walk: str) -> None:
     law, size = entries()[name].law, 9
     target, draft = tiny_model("llama", vocab_size=size), tiny_model("qwen2", vocab_size=size)
@@ -220,7 +221,7 @@ def request(prompt: list[int], new_tokens: int, seed: int) -> Request:
 WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=2), StaticTree(Tree.parse("2x1"))
 
 
-@pytest.mark.parametrize("name", ["model", "head eagle3", "look-up, then model"])
+@pytest.mark.parametrize("name", slow_but(["model"], ["model", "head eagle3", "look-up, then model"]))
 def test_rows_join_and_leave_and_prefixes_are_kept(name: str) -> None:
     def run(place: Place) -> tuple[Any, ...]:
         batch = Batch(*readers(place(tiny_model("llama")), DRAFTERS[name](place)), *WAY, max_num_seqs=3, max_tokens=300)

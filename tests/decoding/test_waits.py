@@ -12,6 +12,7 @@ import pytest
 import torch
 from decoded import start
 from device_checks import counted_gpu_waits
+from marks import slow_but
 from pretended import counted_waits, device
 from test_pretended_device import DRAFTERS, Place, on_device
 from tiny import tiny_model
@@ -84,7 +85,7 @@ CASES: dict[str, tuple[int, int, str, str, dict[str, Any], dict[str, Any]]] = { 
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(["no drafts", "three levels", "greedy", "top-p", "a head"], CASES))
 def test_the_waits_of_a_step(name: str) -> None:
     least, most, drafter, tree, settings, options = CASES[name]
     counts = waits_of_steps(drafter, tree, dict(settings), **options)

@@ -93,6 +93,7 @@ def test_other_states_are_seen():
     assert float((law - reference["root"][0, 2]).abs().max()) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
 @torch.no_grad()
 def test_a_layer_off_is_seen_in_acceptance() -> None:
