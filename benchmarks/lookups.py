@@ -21,7 +21,8 @@ from rich.table import Table
 import multidraft as md
 from multidraft.models.gguf.file import LlamaTokenizer
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.ngram import MAX_RUN, Matches
+from multidraft.models.ngram import MAX_RUN
+from multidraft.models.repeats import Matches
 from multidraft.zoo import smollm2
 
 Chain = Callable[[list[int], float], list[int]]  # what is drafted after a text, by the price of a token

@@ -1,8 +1,12 @@
-"""Where the end of a text has occurred before in it: a suffix automaton that grows with the text, token by token."""
+"""Where the end of a text has occurred before in it, and what therefore may follow: read and guessed token by token."""
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 NOWHERE = -1
+GUESS_WEIGHT = 0.01  # of a guess without any match
+MAX_CERTAINTY = 0.998  # of a guess
+LONG_MATCH, MAX_AWAY = 4, 8  # tokens: after which a copy that is left may go on; in which it has to
 MAX_LINKS = 32  # from a run to its shorter ends, in a row: a text of one token again and again has one for each token
 
 
@@ -107,3 +111,107 @@ class SuffixAutomaton:
             length = self.length[state]
         place = self.place_after[state]
         return (None if place == NOWHERE else place), min(length, longest)
+
+
+class Resumption(NamedTuple):
+    """Where a text that copied an earlier place, and has left it, would go on if the token there was replaced."""
+
+    place: int  # of the token that would come next
+    right: int = 0  # tokens that came from there since
+    away: int = 1  # tokens since the copy was left
+
+    def after(self, token: int, text: list[int]) -> "Resumption | None":
+        """The same behind one more token; None once that is as good as a match, or the text has gone too far."""
+        if self.place < len(text) and text[self.place] == token:
+            return None if self.right + 1 == LONG_MATCH else Resumption(self.place + 1, self.right + 1, self.away)
+        if self.right:
+            return Resumption(self.place + 1)
+        return None if self.away == MAX_AWAY else Resumption(self.place, 0, self.away + 1)
+
+
+class Situation(NamedTuple):
+    """What the end of a text tells of the token that follows."""
+
+    match: Match
+    was_right: bool = False  # whether the last token was guessed by its match
+    resumption: Resumption | None = None
+
+
+class Guess(NamedTuple):
+    """A token that may follow, and what it is that tells how likely."""
+
+    token: int
+    kind: tuple[str, int, int]  # guesses of one kind are about as often right
+    length: int  # of the run that brings it
+
+
+class Matches(SuffixAutomaton):
+    """Guesses at what follows a text, and how often guesses of their kind were right in it.
+
+    A guess is what followed the latest occurrence of the longest run that occurred before, of up to `longest` tokens;
+    where a long match has just failed, also what would follow there if one token was replaced by another, or by a few.
+    """
+
+    def __init__(self, longest: int):
+        super().__init__()
+        self.longest, self.now = longest, Situation(self.end)
+        self.ahead: dict[tuple[int, ...], Situation] = {}  # by tokens that the text may go on with
+        self.tallies: dict[tuple[str, int, int], tuple[int, int]] = {}  # hits and trials, by kind
+
+    def read(self, text: Sequence[int]) -> None:
+        """Go on to the end of a text of which the beginning has been read."""
+        self.ahead.clear()
+        for token in text[len(self.text) :]:
+            for guess in self.guesses(self.now):
+                hits, trials = self.tallies.get(guess.kind, (0, 0))
+                self.tallies[guess.kind] = hits + (guess.token == token), trials + 1
+            following = self.after(self.now, token)
+            self.add(token)
+            self.now = following._replace(match=self.end)
+
+    def after(self, situation: Situation, token: int) -> Situation:
+        """The situation behind one more token, also if the text only may go on with it."""
+        match, _, resumption = situation
+        place, length = self.follower(match, self.longest)
+        was_right = place is not None and self.text[place] == token
+        resumption = resumption and resumption.after(token, self.text)
+        if resumption is None and place is not None and not was_right and length >= LONG_MATCH:
+            resumption = Resumption(place + 1)
+        return Situation(self.match_after(match, token), was_right, resumption)
+
+    def situation(self, path: tuple[int, ...]) -> Situation:
+        """The situation if the text goes on with a path; a tree's nodes are asked for one below another."""
+        known = next(count for count in range(len(path), -1, -1) if not count or path[:count] in self.ahead)
+        situation = self.ahead[path[:known]] if known else self.now
+        for count in range(known, len(path)):
+            situation = self.ahead[path[: count + 1]] = self.after(situation, path[count])
+        return situation
+
+    def guesses(self, situation: Situation) -> Iterator[Guess]:
+        """What may follow: by the match, and by the resumption."""
+        match, was_right, resumption = situation
+        place, length = self.follower(match, self.longest)
+        if place is not None:
+            yield Guess(self.text[place], ("match", size_class(length), was_right), length)
+        if resumption is not None and resumption.place < len(self.text):
+            _, right, away = resumption
+            yield Guess(self.text[resumption.place], ("resumption", right, size_class(away)), 1 + 2 * right)
+
+    def certainty(self, guess: Guess) -> float:
+        """How likely a guess is right: (hits + 2 m) / (trials + 2) among those of its kind.
+
+        m = length^2 / (length^2 + 4) is a guess in advance. At most 0.998: what sums to one is a law that is whole.
+        """
+        hits, trials = self.tallies.get(guess.kind, (0, 0))
+        in_advance = max(guess.length**2, GUESS_WEIGHT) / (guess.length**2 + 4)
+        return min((hits + 2 * in_advance) / (trials + 2), MAX_CERTAINTY)
+
+    def next_token(self, path: Sequence[int]) -> tuple[int, float] | None:
+        """The token that most likely follows if the text goes on with a path, and how likely; None for no text."""
+        likely = [(guess.token, self.certainty(guess)) for guess in self.guesses(self.situation(tuple(path)))]
+        return max(likely, key=lambda pair: pair[1], default=None)
+
+
+def size_class(length: int) -> int:
+    """The class of a run's length: of up to 3 tokens each its own, then 4 to 7, 8 to 15, and so on."""
+    return length if length < 4 else 1 + length.bit_length()
