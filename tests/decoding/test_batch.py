@@ -1,4 +1,4 @@
-"""Many prompts in one call: each gets the tokens that it gets alone, however many rows decode at a time."""
+"""Many prompts in one call: some decode at a time, the next ones begin as they end, and records name them."""
 
 import math
 from collections.abc import Callable
@@ -6,93 +6,22 @@ from copy import deepcopy
 
 import pytest
 import torch
-from decoded import readers
-from heads import head_of
+from decoded import readers, tables
+from test_rows_alone import many
 from tiny import tiny_model
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.decoding import batch as batches
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import pieces_of, similar
 from multidraft.decoding.record import StepRecord
-from multidraft.decoding.request import Request, Stop
-from multidraft.decoding.state import DecodeConfig, State
+from multidraft.decoding.request import Request
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 
-SIZE = 5
 WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=0), StaticTree(Tree.parse("2x1"))
-
-
-def tables() -> tuple:
-    return TableModel(random_table(SIZE, 3, 1), SIZE), TableModel(random_table(SIZE, 3, 2), SIZE)
-
-
-def tiny() -> tuple:
-    return tiny_model("llama"), tiny_model("gpt2")
-
-
-def with_head() -> tuple:
-    return tiny_model("llama"), head_of("eagle3")
-
-
-def prompts() -> list[list[int]]:
-    """Short and long ones, mixed, some of them equal."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = [1, 9, 2, 30, 3, 3, 14, 1, 5, 60, 4]
-    return [torch.randint(0, SIZE, (length,), generator=generator).tolist() for length in lengths]
-
-
-def requests(texts: list[list[int]]) -> list[Request]:
-    """A request for each text, with numbers of new tokens and random numbers of its own."""
-    return [
-        Request(text, 3 + 5 * (row % 4), generator=torch.Generator().manual_seed(row), stop=Stop(frozenset({3})))
-        for row, text in enumerate(texts)
-    ]
-
-
-@torch.inference_mode()
-def decoded(models: tuple, texts: list[list[int]], max_num_seqs: float, budget: float | int = math.inf) -> list:
-    """The tokens of all texts, and the number of rows of each step."""
-    sizes: list[int] = []
-    batch = Batch(*readers(*models), *WAY, max_num_seqs, on_record=lambda record, rows: sizes.append(len(rows)))
-    batch.add(rows := requests(texts))
-    while batch.requests:
-        batch.step(budget)
-    assert max(sizes) <= max_num_seqs
-    return [request.tokens for request in rows]
-
-
-@pytest.mark.parametrize("models", [tables, tiny, with_head])
-@pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, math.inf), (3, math.inf), (3, 4), (8, 1), (math.inf, 7)])
-def test_tokens_are_those_of_a_prompt_alone(models, max_num_seqs, budget) -> None:
-    """However many rows decode at a time, and in whatever pieces the prompts are read."""
-    texts = prompts()
-    alone = requests(texts)
-    for request in alone:
-        batch = Batch(*readers(*models()), *WAY)
-        batch.add([request])
-        with torch.inference_mode():
-            while batch.requests:
-                batch.step()
-    assert decoded(models(), texts, max_num_seqs, budget) == [request.tokens for request in alone]
-
-
-def test_rows_that_join_in_another_order_are_caught(monkeypatch) -> None:
-    """The broken twin: a batch that forgets which of its rows is which."""
-
-    def swapped(*states: State, extend=batches.extend) -> State:
-        state = extend(*states)
-        state.rows.reverse()
-        return state
-
-    texts = prompts()
-    expected = decoded(tables(), texts, 3)
-    monkeypatch.setattr(batches, "extend", swapped)
-    assert decoded(tables(), texts, 3) != expected
 
 
 def steps_of(texts: list[list[int]], rows: int, **settings) -> tuple[list[list[int]], int]:
@@ -106,7 +35,7 @@ def steps_of(texts: list[list[int]], rows: int, **settings) -> tuple[list[list[i
 
 def test_as_a_row_ends_the_next_prompt_begins() -> None:
     """So a call takes fewer passes than calls of as many prompts as decode at a time, and gives the same tokens."""
-    texts = prompts() * 2
+    texts = [row.request.prompt for row in many()] * 2
     tokens, passes = steps_of(texts, 4)
     together, _ = steps_of(texts, len(texts))
     in_turn = sum(steps_of(texts[first : first + 4], 4)[1] for first in range(0, len(texts), 4))
@@ -145,12 +74,12 @@ def test_a_request_is_told_its_end_once() -> None:
     """By the reason why it ended: its length, or a token."""
     updates: list = []
     batch = Batch(*tables(), *WAY)
-    batch.add(requests(prompts()))
+    batch.add(row.request for row in many())
     with torch.inference_mode():
         while batch.requests:
             updates += batch.step()
     ends = [(request, update.end) for request, update in updates if update.end]
-    assert len(ends) == len(prompts())
+    assert len(ends) == len(many())
     assert all((request.tokens[-1] == 3) == (end == "stop") for request, end in ends)
     assert all(isinstance(update.error, type(None)) for _, update in updates)
 
@@ -158,7 +87,7 @@ def test_a_request_is_told_its_end_once() -> None:
 def test_records_name_the_requests_of_their_rows() -> None:
     seen: list[tuple[StepRecord, list[Request]]] = []
     batch = Batch(*tables(), *WAY, 2, on_record=lambda record, rows: seen.append((record, list(rows))))
-    batch.add(rows := requests(prompts()[:4]))
+    batch.add(rows := [row.request for row in many()[:4]])
     with torch.inference_mode():
         while batch.requests:
             batch.step()

@@ -1,96 +1,46 @@
-"""Rows come and go, steps are interrupted, thousands of tokens pass: no row notices, and no memory is left behind."""
+"""Steps are interrupted, thousands of tokens pass: no row notices, and no memory is left behind."""
 
 import itertools
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from decoded import Way, readers, start
+from decoded import Way, readers, start, tables, tiny
 from memory import live_bytes
-from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
+from tiny import NO_IDS, ROTARY, tiny_model
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
-)
+from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 import multidraft as md
-from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Emitted
-from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
-from multidraft.decoding.walks import WALKS
 from multidraft.models.huggingface.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.huggingface.masks import CausalLM
-from multidraft.models.ngram import NGram
-from multidraft.models.prefix_models import TableModel, answers_prompts, random_table
+from multidraft.models.prefix_models import answers_prompts
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.from_processors import sampling_from
-from multidraft.sampling.processors import CountPenalty
 from multidraft.sampling.settings import Sampling
 
-SIZE = 5
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4], [3, 3, 2, 1, 0, 1, 2], [1]]
-COMES = [0, 0, 2, 2, 5]  # the step before which each row joins
-LEAVES = [6, 14, 10, 3, 8]  # the number of tokens after which it goes
 LONGEST = 64
-
-
 Models = Callable[[], tuple]
-
-
-def tables() -> tuple[TableModel, TableModel]:
-    return TableModel(random_table(SIZE, 3, 1), SIZE), TableModel(random_table(SIZE, 3, 2), SIZE)
-
-
-def tiny() -> tuple[PreTrainedModel, PreTrainedModel]:
-    return tiny_model("llama"), tiny_model("gpt2")
-
-
 PADDED = lambda: (tiny_model("mistral window"), tiny_model("qwen2", vocab_size=62))  # noqa: E731
 ALONE = lambda: (tiny_model("llama"), None)  # noqa: E731
-NGRAMS = lambda: (tiny_model("llama"), NGram(VOCABULARY))  # noqa: E731
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def begin(
-    models: Models,
-    prompts: list[list[int]],
-    way: Way,
-    seeds: list[int],
-    samplings: list[Sampling] | None = None,
-) -> State:
-    random, settings = [generator(seed) for seed in seeds], samplings or [Sampling()] * len(prompts)
+def begin(models: Models, prompts: list[list[int]], way: Way, sampling: Sampling = Sampling()) -> State:  # noqa: B008
     target, draft = readers(*models())
+    settings, random = [sampling] * len(prompts), [generator(row) for row in range(len(prompts))]
     return start(prompts, target, draft, way, settings, LONGEST, random, whole=answers_prompts(target))
-
-
-@torch.inference_mode()
-def serve(models: Models, way: Way, settings: list[Sampling] | None = None) -> list[list[int]]:
-    """As a server would: rows join a running batch when they come, and leave it when they are done."""
-    batch = Batch(*readers(*models()), *way)
-    requests = [
-        Request(prompt, LEAVES[row], settings[row] if settings else Sampling(), generator=generator(row))
-        for row, prompt in enumerate(PROMPTS)
-    ]
-    for tick in range(100):
-        batch.add(request for request, at in zip(requests, COMES, strict=True) if at == tick)
-        batch.step()
-        if tick >= max(COMES) and not batch.requests:
-            break
-    return [request.tokens for request in requests]
 
 
 def config_of(models: Models, scheme: str, walk: str, **settings: Any) -> Way:
@@ -98,105 +48,32 @@ def config_of(models: Models, scheme: str, walk: str, **settings: Any) -> Way:
     return DecodeConfig(md.scheme(scheme), walk, measure=0, **settings), StaticTree(tree)
 
 
-def alone(models: Models, way: Way, row: int, **settings: float) -> list[int]:
-    rows, _ = md.generate(
-        *models(),
-        [PROMPTS[row]],
-        scheme=way[0].scheme,
-        tree=way[1],
-        walk=way[0].walk,
-        generator=[generator(row)],
-        max_new_tokens=LEAVES[row],
-        **settings,
-    )
-    return rows[0].tolist()
-
-
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize(("models", "scheme"), [
-    *product((tables, tiny, PADDED, NGRAMS), ("anchored:lorenz", "iid:lorenz", "top:naive")),
-    (ALONE, "iid:lorenz"),
-])  # fmt: skip
-def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme, walk):
-    """In float32 too: products of other batch sizes round otherwise, but hardly ever move a draw."""
-    way = config_of(models, scheme, walk)
-    assert serve(models, way) == [alone(models, way, row) for row in range(len(PROMPTS))]
-
-
-def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
-    joined = CausalLM.extend
-
-    def swapped(self: CausalLM, other: CausalLM) -> None:
-        joined(self, other)
-        self.gather(list(reversed(range(len(self.cache.lengths)))))
-
-    monkeypatch.setattr(CausalLM, "extend", swapped)
-    way = config_of(tiny, "anchored:lorenz", "deferred")
-    assert serve(tiny, way) != [alone(tiny, way, row) for row in range(len(PROMPTS))]
-
-
 def test_misuse_gets_advice():
     way = config_of(tiny, "iid:lorenz", "deferred")
-    state = begin(tiny, PROMPTS[:2], way, [0, 1])
+    state = begin(tiny, PROMPTS[:2], way)
     newer, _ = step(state, *way)
     for use in (lambda: step(state, *way), lambda: gather(state, [0]), lambda: extend(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
-    newer, other = (begin(models, PROMPTS[:1], way, [2]) for models in (tiny, PADDED))
+    newer, other = (begin(models, PROMPTS[:1], way) for models in (tiny, PADDED))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
         extend(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
-        extend(begin(tiny, PROMPTS[:1], way, [2]), begin(ALONE, PROMPTS[:1], way, [2]))
+        extend(begin(tiny, PROMPTS[:1], way), begin(ALONE, PROMPTS[:1], way))
 
 
 # Settings of each row's own
 
 
-def penalised(*processors: LogitsProcessor) -> Sampling:
-    return sampling_from(LogitsProcessorList(processors), greedy=False)
-
-
-OWN = [  # as `generate` takes them, and as the loop does
-    (dict(temperature=0), Sampling(0)),
-    (dict(repetition_penalty=1.7), penalised(RepetitionPenaltyLogitsProcessor(1.7))),
-    (dict(temperature=0.7, top_p=0.9), Sampling(0.7, top_p=0.9)),
-    (dict(temperature=1.5, top_k=3), Sampling(1.5, top_k=3)),
-    (dict(presence_penalty=1.5, frequency_penalty=0.5), penalised(CountPenalty(1.5, 0.5, len(PROMPTS[4])))),
-]
-SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.5)], OWN[3]]
-
-
-@pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize(("models", "scheme"), [
-    (tables, "anchored:lorenz"), (tables, "iid:lorenz"), (tables, "top:naive"), (tiny, "iid:lorenz"),
-    (PADDED, "anchored:lorenz"), (NGRAMS, "anchored:lorenz"), (ALONE, "iid:lorenz"),
-])  # fmt: skip
-def test_rows_with_settings_of_their_own_get_the_tokens_that_they_get_alone(models, scheme, walk, settings):
-    way = config_of(models, scheme, walk)
-    expected = [alone(models, way, row, **changes) for row, (changes, _) in enumerate(settings)]
-    assert serve(models, way, [sampling for _, sampling in settings]) == expected
-
-
-@pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
-@pytest.mark.parametrize("models", [tables, tiny])
-def test_the_comparison_catches_rows_that_swap_settings(models, settings):
-    way = config_of(models, "iid:lorenz", "deferred")
-    swapped = [sampling for _, sampling in (*settings[1:], settings[0])]
-    tokens = serve(models, way, swapped)
-    assert all(tokens[row] != alone(models, way, row, **settings[row][0]) for row in range(3))  # the longest
-
-
 def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     """Greedy and warm rows beside each other: each entry is under the row's own distribution, with its own number."""
     way = config_of(tables, "iid:lorenz", "deferred")
-    state = extend(
-        begin(tables, PROMPTS[:1], way, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], way, [1], [Sampling(0.5)])
-    )
+    penalised = sampling_from(LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.7)]), greedy=False)
+    state = extend(begin(tables, PROMPTS[:1], way, penalised), begin(tables, PROMPTS[1:2], way, Sampling(0.5)))
     for number, row in enumerate(state.rows):
         row.num_logprobs = 1 + number
     _, record = step(state, *way)
-    table = random_table(SIZE, 3, 1)
+    table = tables()[0].conditional
     for row, emitted in enumerate(record.emitted):
         sampling, sequence = state.rows[row].sampling, PROMPTS[row]
         for token, entry in zip(emitted.tokens, emitted.logprobs, strict=True):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from decoded import start
+from decoded import start, tables
 from steps import law_error
 
 import multidraft as md
@@ -15,7 +15,6 @@ from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.decoding.walks import WALKS
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
-from multidraft.zoo import load_pair
 
 EXACT, BIASED = 1e-12, 1e-4
 VOCABULARY, PROMPT = 2, [0]
@@ -102,13 +101,9 @@ class LooksAtItself(Growing):
         return super().counts(trees, depth)
 
 
-def tables(vocabulary: int = VOCABULARY) -> tuple[TableModel, TableModel]:
-    return tuple(TableModel(random_table(vocabulary, 4, seed, 0.7), vocabulary) for seed in (1, 2))
-
-
 def error(name: str, walk: str, policy: Growing, vocabulary: int = VOCABULARY, steps: int = 1, count: int = 4) -> float:
     """How far the law of the first tokens is from the target's."""
-    (target, draft), way = tables(vocabulary), (DecodeConfig(md.scheme(name), walk), policy)
+    (target, draft), way = tables(vocabulary, 4, 0.7), (DecodeConfig(md.scheme(name), walk), policy)
     conditional = lambda tokens: target.conditional((*PROMPT, *tokens))  # noqa: E731
     return law_error(target, draft, PROMPT, way, conditional, steps, count=count)
 
@@ -130,19 +125,6 @@ def test_a_shape_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None:
 def test_several_steps_have_the_target_law(policy: Growing) -> None:
     """The draft model reads what it has missed, however long that has become."""
     assert error("anchored:lorenz", "deferred", policy, steps=2, count=5) <= EXACT
-
-
-@pytest.mark.parametrize("policy", [*POLICIES.values(), Nothing(1, 2), Sometimes(2, 4)])
-def test_rows_do_not_notice_each_other(policy: Growing) -> None:
-    """Trees of different form side by side, on a real pair: the same tokens as alone."""
-    pair = load_pair()
-    prompts = [[5, 6, 7], [9, 8, 7, 6, 5], [11]]
-    plan = dict(tree=policy, temperature=0, max_new_tokens=12, eos_token_id=[])
-    together, info = md.generate(pair.target, pair.draft, prompts, **plan)
-    for row, prompt in enumerate(prompts):
-        plain, _ = md.generate(pair.target, None, [prompt], temperature=0, max_new_tokens=12, eos_token_id=[])
-        assert together[row].tolist() == plain[0].tolist()
-    assert info.tokens == 36
 
 
 def test_a_law_that_takes_another_number_of_drafts_is_refused() -> None:

@@ -2,25 +2,19 @@
 
 import pytest
 import torch
+from decoded import tables
 from tiny import CONTEXT, VOCABULARY, tiny_model
 
 import multidraft as md
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.record import Emitted
 from multidraft.decoding.walks import WALKS
-from multidraft.models.prefix_models import TableModel, random_table
 
 SIZE = 5
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
 TREES = {"spechub": "2x2"}  # by law, where the usual one does not fit
 NAMES = [scheme["name"] for scheme in md.schemes() if scheme["law"] != "distinct" and not scheme["small"]]
-
-
-LAWS = [random_table(SIZE, 3, seed) for seed in (1, 2)]
-
-
-def tables() -> tuple[TableModel, TableModel]:
-    return TableModel(LAWS[0], SIZE), TableModel(LAWS[1], SIZE)
+LAW = tables()[0].conditional
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -37,7 +31,7 @@ def run(prompts: list[list[int]] = PROMPTS, **settings) -> tuple[list[list[int]]
 def greedy_table(prompt: list[int], count: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(LAWS[0](tuple(tokens)).argmax()))
+        tokens.append(int(LAW(tuple(tokens)).argmax()))
     return tokens[len(prompt) :]
 
 
@@ -68,16 +62,6 @@ def test_greedy_on_tiny_models(name, walk):
 def test_a_seed_repeats_itself_and_another_does_not():
     runs = [run(generator=generator(seed))[0] for seed in (3, 3, 4)]
     assert runs[0] == runs[1] != runs[2]
-
-
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz", "top:naive"])
-def test_rows_do_not_depend_on_their_neighbours(name, walk):
-    settings = dict(scheme=name, walk=walk, eos_token_id=3)  # rows end, and leave, at different times
-    together, _ = run(**settings, generator=[generator(seed) for seed in range(3)])
-    alone = [run([prompt], **settings, generator=[generator(seed)])[0][0] for seed, prompt in enumerate(PROMPTS)]
-    assert together == alone
-    assert len(set(map(len, together))) > 1
 
 
 def test_end_of_text_stops_a_row_and_others_go_on():

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 
 import torch
+from tiny import tiny_model
+from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.decoding.policy import TreePolicy
@@ -12,7 +14,7 @@ from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, generators_for
 from multidraft.decoding.step import step
 from multidraft.models.door import Model, as_reader
-from multidraft.models.prefix_models import TableModel
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 
@@ -23,6 +25,17 @@ CERTAIN_TOKEN = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 def constant_model(distribution: Callable[[int], torch.Tensor]) -> TableModel:
     """A model of three tokens whose law depends on the number of tokens before."""
     return TableModel(lambda prefix: distribution(len(prefix)), 3)
+
+
+def tables(vocabulary: int = 5, order: int = 3, concentration: float = 1.0) -> tuple[TableModel, TableModel]:
+    """A target and a draft model whose laws are random."""
+    target, draft = (TableModel(random_table(vocabulary, order, seed, concentration), vocabulary) for seed in (1, 2))
+    return target, draft
+
+
+def tiny() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The same of transformers."""
+    return tiny_model("llama"), tiny_model("gpt2")
 
 
 def readers(*models: Model | None) -> list[Reader | None]:

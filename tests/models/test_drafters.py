@@ -170,45 +170,6 @@ def test_a_drafter_starts_afresh_in_every_generation():
     assert torch.equal(runs[0], runs[2])
 
 
-# Whole generations
-
-
-PROMPTS = [[3, 4, 5, 3, 4, 5, 3, 4], [9, 8, 9, 8], [1]]
-WHOLE: dict[str, tuple[str, Callable[[], object]]] = {
-    "n-gram": ("anchored:lorenz", lambda: NGram(61)),
-    "look-up": ("iid:lorenz", lambda: Lookup(61)),
-    "first layer": ("anchored:lorenz", lambda: first_layers(tiny_model("llama"), 1)),
-    "mixture": ("anchored:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(61)])),
-    "copying": ("anchored:lorenz", lambda: LookupThenModel([Lookup(61), tiny_model("qwen2")])),
-    "mixture of padded vocabularies": ("iid:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(62)])),
-    "distinct": (DISTINCT, lambda: [tiny_model("qwen2"), NGram(61), first_layers(tiny_model("llama"), 1)]),
-}
-
-
-def run(kind: str, prompts: list[list[int]], **settings) -> list[list[int]]:
-    scheme, make = WHOLE[kind]
-    rows, _ = md.generate(tiny_model("llama"), make(), prompts, scheme=scheme, tree="3x2x1", **settings)
-    return [row.tolist() for row in rows]
-
-
-@pytest.mark.parametrize("kind", WHOLE)
-def test_greedy_output_is_the_target_s(kind):
-    plain, _ = md.generate(tiny_model("llama"), None, PROMPTS, temperature=0, max_new_tokens=24)
-    assert run(kind, PROMPTS, temperature=0, max_new_tokens=24) == [row.tolist() for row in plain]
-
-
-@pytest.mark.parametrize("kind", WHOLE)
-def test_rows_do_not_depend_on_their_neighbours(kind):
-    def generators() -> list[torch.Generator]:
-        return [torch.Generator().manual_seed(seed) for seed in range(3)]
-
-    settings = dict(eos_token_id=list(range(0, 61, 7)), max_new_tokens=40)  # rows leave at different times
-    together = run(kind, PROMPTS, generator=generators(), **settings)
-    alone = [run(kind, [p], generator=[g], **settings)[0] for p, g in zip(PROMPTS, generators(), strict=True)]
-    assert together == alone
-    assert len(set(map(len, together))) > 1
-
-
 def test_look_up_drafts_what_repeats_itself():
     """A target that always goes on counting modulo five: from the first repetition on, every draft is accepted."""
     target = TableModel(lambda prefix: torch.eye(5).double()[(prefix[-1] + 1) % 5], 5)

@@ -1,69 +1,31 @@
-"""The engine: whatever comes, goes and fails beside a row, its tokens are those that it gets alone."""
+"""The engine: rows fail alone, long prompts wait, and what has been read before is not read again."""
 
-import random
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
-from decoded import readers
+from decoded import readers, tables, tiny
 from heads import head_of
+from heard import MAX_WAIT_SECONDS, Heard
 from tiny import tiny_model
 from transformers import LogitsProcessor
 
 import multidraft as md
-from multidraft.decoding import batch as batches
 from multidraft.decoding import prefill, prefix_cache
 from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
-from multidraft.decoding.request import Request, Stop, Update
+from multidraft.decoding.request import Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.models.prefix_models import TableModel, random_table
+from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits, Refused
 from multidraft.server.engine import Engine
 
-SIZE, MAX_WAIT_SECONDS = 5, 60
-
-
-def tables() -> tuple:
-    return TableModel(random_table(SIZE, 3, 1), SIZE), TableModel(random_table(SIZE, 3, 2), SIZE)
-
-
-def tiny() -> tuple:
-    return tiny_model("llama"), tiny_model("gpt2")
-
-
-class Heard:
-    """A request and all that its owner hears."""
-
-    def __init__(self, prompt: list[int], new_tokens: int, seed: int = 0, **settings):
-        self.events, self.over, self.seed = list[Update](), threading.Event(), seed
-        self.after: dict[int, Callable[[], object]] = {}  # what to do after so many tokens
-        self.request = Request(
-            prompt, new_tokens, on_update=self.hear, generator=torch.Generator().manual_seed(seed), **settings
-        )
-
-    def hear(self, event: Update) -> None:
-        self.events.append(event)
-        if event.prompt_tokens_read is not None:
-            return
-        for count in [count for count in self.after if len(self.request.tokens) >= count]:
-            self.after.pop(count)()
-        if event.end or event.error:
-            self.over.set()
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for event in self.events if event.step for token in event.step.emitted.tokens]
-
-    def end(self) -> Update:
-        assert self.over.wait(MAX_WAIT_SECONDS)
-        return self.events[-1]
+SIZE = 5
 
 
 def config_for(tree: str = "3x2x1") -> tuple[DecodeConfig, TreePolicy]:
@@ -104,37 +66,6 @@ def alone(models: Callable, *heard: Heard, tree: str = "3x2x1") -> list[list[int
         )
         tokens_of_rows.append(rows[0].tolist())
     return tokens_of_rows
-
-
-@pytest.mark.parametrize(("models", "schedule"), [(tables, 0), (tiny, 1)])
-def test_tokens_are_those_of_a_row_alone_however_others_come_and_go(engine, models, schedule):
-    """Rows arrive when others have got so many tokens, and some are cancelled so; few fit at a time."""
-    chance, rows = random.Random(schedule), list[Heard]()
-    for seed in range(10):
-        prompt = [chance.randrange(SIZE) for _ in range(chance.choice([1, 2, 7, 20]))]
-        sampling, ends = Sampling(chance.choice([0, 0.7, 1.0])), set(chance.choice([[], [3]]))
-        rows.append(Heard(prompt, chance.randint(1, 12), seed, sampling=sampling, stop=Stop(frozenset(ends))))
-    server, gone = engine(models, rows=3, prefill=8), chance.sample(rows, 3)
-    for row in (row for row in rows if row in gone):
-        row.after[chance.randint(0, 4)] = lambda request=row.request: setattr(request, "cancelled", True)
-    for row, follower in zip(rows[::2], rows[1::2], strict=True):
-        row.after[0] = lambda request=follower.request: server.submit([request])
-    server.submit([row.request for row in rows[::2]])
-    staying = [row for row in rows if row not in gone]
-    assert all(row.end().end for row in staying)
-    assert [row.tokens for row in staying] == alone(models, *staying)
-
-
-def test_the_comparison_catches_rows_that_swap_places(engine, monkeypatch):
-    def swapped(*states, joined=batches.extend):
-        state = joined(*states)
-        state.rows.reverse()
-        return state
-
-    monkeypatch.setattr(batches, "extend", swapped)
-    rows = [Heard([4] * 9 * token + [token], 12, seed=token) for token in range(3)]  # too different to be read together
-    ask(engine(), *rows)
-    assert [row.tokens for row in rows] != alone(tables, *rows)
 
 
 def test_a_long_prompt_is_read_between_the_steps_of_others(engine):

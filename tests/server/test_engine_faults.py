@@ -12,9 +12,10 @@ from types import FrameType
 
 import pytest
 import torch
-from decoded import readers
+from decoded import readers, tables, tiny
+from heard import Heard
 from serving import GOOD, check_refused, events, serving, toy, until
-from test_engine import Heard, alone, config_for, tables, tiny
+from test_engine import alone, config_for
 
 import multidraft
 from multidraft.decoding import batch as batches

@@ -9,12 +9,12 @@ import pytest
 import torch
 from decoded import readers
 from heads import head_of
+from heard import Heard
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from lives import run_lives
 from marks import slow_but
 from plans import costs, profile, rates
-from test_engine import Heard
 from tiny import tiny_model
 
 import multidraft as md

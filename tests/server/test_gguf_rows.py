@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from ggufs import pair_files
+from heard import Heard
 from plans import costs, profile, rates
-from test_engine import Heard
 
 import multidraft as md
 from multidraft.autotune.auto_policy import Auto

@@ -1,15 +1,11 @@
 """Heads as drafters: at every node of a tree they say what they say of its path alone, step after step."""
 
-from functools import partial
-
 import pytest
 import torch
 from heads import CASES, head_of, plain_logits, states_of
 from tiny import tiny_model
 
 import multidraft as md
-from multidraft.models.ensemble import LookupThenModel, Mixture
-from multidraft.models.ngram import Lookup, NGram
 
 TEXTS = [[3, 1, 4, 1, 5, 9], [2], [8, 2, 6]]  # each ends with the root
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
@@ -108,24 +104,6 @@ def test_rows_join_and_parts_go_on(name):
         part.commit([list(range(len(later_tokens)))])
         check(name, part, texts[:1], TREES[:1])
     check(name, reader, texts, [TREES[0], TREES[2]])
-
-
-WHOLE = {
-    **{name: partial(head_of, name) for name in CASES},
-    "after what was copied": lambda: LookupThenModel([Lookup(61), head_of("eagle3")]),
-    "mixed": lambda: Mixture([head_of("dflash"), head_of("medusa"), NGram(61)]),
-    "side by side": lambda: [head_of("eagle3"), head_of("dflash")],
-}
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_greedy_output_is_that_of_plain_decoding(name):
-    """Rows of different lengths, of which one is a single token."""
-    target, prompts = tiny_model("llama"), [[5, 3, 1, 5, 3], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
-    scheme, drafter = "distinct:recursive_rejection" if name == "side by side" else "anchored:lorenz", WHOLE[name]()
-    plain, _ = md.generate(target, None, prompts, temperature=0, max_new_tokens=10)
-    tokens, _ = md.generate(target, drafter, prompts, scheme=scheme, tree="3x2x1x1", temperature=0, max_new_tokens=10)
-    assert [row_tokens.tolist() for row_tokens in tokens] == [row_tokens.tolist() for row_tokens in plain]
 
 
 @torch.no_grad()
