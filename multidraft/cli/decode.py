@@ -124,7 +124,7 @@ class Texts:
         show: bool = False,
         headings: bool = True,
     ):
-        from multidraft.generation.text import TextReader
+        from multidraft.generation.stopping import TextReader
 
         self.prompts, self.streams, self.headings = prompts, show and len(prompts) == 1, show and headings
         self.readers = [TextReader[str](tokenizer, prompt.tokens, stops) for prompt in prompts]

@@ -24,7 +24,8 @@ from multidraft.decoding.metrics import Info, tally
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.decoding.request import Step, Update
-from multidraft.generation.text import REPLACEMENT, IncrementalDetokenizer, TextReader, token_bytes, token_text
+from multidraft.generation.stopping import TextReader
+from multidraft.generation.text import REPLACEMENT, IncrementalDetokenizer, token_bytes, token_text
 from multidraft.machine import is_busy
 from multidraft.server import TIMEOUT_ERROR, Refused
 from multidraft.server.bodies import ChatBody, GenerationBody

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from multidraft.generation.text import overlap
+from multidraft.generation.stopping import overlap
 from multidraft.sampling import thinking
 from multidraft.server.tools import Json, arguments_of
 

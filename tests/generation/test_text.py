@@ -8,11 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from multidraft.errors import AdviceError
 from multidraft.generation import text as texts
+from multidraft.generation.stopping import StopSearch, TextReader
 from multidraft.generation.templates import render
 from multidraft.generation.text import (
     IncrementalDetokenizer,
-    StopSearch,
-    TextReader,
     closing_texts,
     closing_token,
     encode_messages,
