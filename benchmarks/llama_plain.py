@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from multidraft.models.gguf import LLAMA_CPP
+from multidraft.models.gguf.binding import INT, POINTER, Signatures
 from multidraft.models.gguf.memory import LlamaBatch, PlacedToken
 from multidraft.models.gguf.model import GGUF
 
@@ -26,6 +27,24 @@ def context(model: GGUF, cells: int) -> Iterator[Any]:
         yield pointer
     finally:
         library.llama_free(pointer)
+
+
+class ChainParameters(ctypes.Structure):
+    """Those of llama.cpp's chain of samplers."""
+
+    _fields_ = [("no_perf", ctypes.c_bool)]
+
+
+FUNCTIONS: Signatures = {
+    "llama_sampler_chain_default_params": (ChainParameters, []),
+    "llama_sampler_chain_init": (POINTER, [ChainParameters]),
+    "llama_sampler_chain_add": (None, [POINTER, POINTER]),
+    "llama_sampler_init_greedy": (POINTER, []),
+    "llama_sampler_init_temp": (POINTER, [ctypes.c_float]),
+    "llama_sampler_init_dist": (POINTER, [ctypes.c_uint32]),
+    "llama_sampler_sample": (INT, [POINTER, POINTER, INT]),
+    "llama_sampler_free": (None, [POINTER]),
+}
 
 
 def chain_of_samplers(library: Any, temperature: float, seed: int) -> Any:
@@ -44,14 +63,15 @@ def sampler(model: GGUF, handle: Any, temperature: float, seed: int) -> Iterator
     """A function that draws the next token."""
     library = model.weights.library
     if library.name == LLAMA_CPP:
-        chain = chain_of_samplers(library, temperature, seed)
-        yield lambda: library.llama_sampler_sample(chain, handle, -1)
-        library.llama_sampler_free(chain)
+        functions = library.files.functions(FUNCTIONS)
+        chain = chain_of_samplers(functions, temperature, seed)
+        yield lambda: functions.llama_sampler_sample(chain, handle, -1)
+        functions.llama_sampler_free(chain)
         return
     random, vocabulary = np.random.default_rng(seed), model.weights.vocabulary
 
     def draw() -> int:
-        address = model.memory.address_of_logits(handle)
+        address = library.llama_get_logits(handle)
         logits = np.ctypeslib.as_array((ctypes.c_float * vocabulary).from_address(address))
         if temperature:
             logits = logits / temperature + random.gumbel(size=vocabulary)

@@ -124,7 +124,7 @@ def generate(
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     prompts = [] if source.is_conversation else read_prompts(source.prompt, source.prompts, source.limit)
-    engine = models.engine or default_engine(models.target, models.draft, run.compiles)
+    engine = models.named_engine or default_engine(models.target, models.draft, run.compiles)
     loader = Loader(engine, models.trust)
     loader.check()
     target, draft = default_pair(models.target, models.draft, loader.heads_pay and not run.compiles)

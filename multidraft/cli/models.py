@@ -45,10 +45,10 @@ DRAFT_HELP = (
 TRANSFORMERS = "transformers"
 ENGINES = TRANSFORMERS, *LIBRARIES
 ENGINE_HELP = (
-    f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: the first of the last "
-    f"two that is installed and reads the file; for smollm2 {IK_LLAMA_CPP}, and to serve it {TRANSFORMERS}, which is "
-    "faster for many."
+    f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: the faster of the last "
+    f"two, measured once; for smollm2 {IK_LLAMA_CPP}, and to serve it {TRANSFORMERS}, which is faster for many."
 )
+LLAMA_LIB_HELP = "The folder of a build of llama.cpp, as its releases unpack. Default: where one is installed."
 TRUST_HELP = "Run code that comes with a model's folder or hub page. It never runs without this."
 BUILT_IN_NAME = re.compile(rf"({'|'.join(BUILT_IN)})(?::(\d+))?")
 HEAD_NAME = re.compile(rf"({'|'.join(HEADS)}):.+")
@@ -66,7 +66,7 @@ class Models(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """How models are loaded: the engine, and whether to trust remote code."""
+    """How models are loaded: the engine, or the folder of a build of llama.cpp, and whether to trust remote code."""
 
     engine: str | None = None
     trust: bool = False
@@ -79,7 +79,7 @@ class Loader(NamedTuple):
     @property
     def library(self) -> str | None:
         """The library that has to read GGUF files, if one has to."""
-        return self.engine if self.engine in LIBRARIES else None
+        return None if self.engine == TRANSFORMERS else self.engine
 
     @property
     def settings(self) -> dict[str, bool]:
@@ -88,7 +88,7 @@ class Loader(NamedTuple):
 
     def check(self) -> None:
         """Raise on an engine that does not exist."""
-        if self.engine not in (None, *ENGINES):
+        if self.engine not in (None, *ENGINES) and not Path(self.engine).expanduser().exists():
             raise AdviceError(f"unknown --engine {self.engine!r}; use {', '.join(ENGINES)}")
 
 

@@ -15,11 +15,12 @@ from typer.core import TyperCommand
 
 from multidraft.autotune.limits import TreeLimits
 from multidraft.cli import completion
-from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, TARGET_HELP, TRUST_HELP
+from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, LLAMA_LIB_HELP, TARGET_HELP, TRUST_HELP
 from multidraft.decoding.shapes import TreeShape
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
 from multidraft.io import files
+from multidraft.models.gguf import LLAMA_CPP
 from multidraft.verification.names import check_name
 
 MODELS, PROMPTS, SAMPLING, DRAFTING, RUN, OUTPUT = "Models", "Prompts", "Sampling", "Drafting", "Run", "Output"
@@ -62,7 +63,17 @@ class ModelOptions:
     target: TargetName = None
     draft: DraftName = None
     engine: Annotated[str | None, option(ENGINE_HELP, MODELS)] = None
+    llama_lib: Annotated[Path | None, option(LLAMA_LIB_HELP, MODELS, "--llama-lib")] = None
     trust: Annotated[bool, option(TRUST_HELP, MODELS, "--trust-remote-code")] = False
+
+    @property
+    def named_engine(self) -> str | None:
+        """The engine, or the folder of the build of llama.cpp that is one."""
+        if self.llama_lib is None:
+            return self.engine
+        if self.engine not in (None, LLAMA_CPP):
+            raise AdviceError(f"--llama-lib names a build of {LLAMA_CPP}, and --engine {self.engine}; leave one out")
+        return str(self.llama_lib)
 
 
 @dataclass(frozen=True)

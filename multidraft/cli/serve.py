@@ -103,9 +103,9 @@ def serve(
     for module, package in SERVE_MODULES.items():
         optional(module, package, "serve")
     o.check_drafting(drafting.scheme, drafting.tree, drafting.plan)
-    pair = default_pair(models.target, models.draft, Loader(models.engine).heads_pay)
+    pair = default_pair(models.target, models.draft, Loader(models.named_engine).heads_pay)
     if engines.ray is None:  # else they are where the workers are
-        check_names(*pair, models.engine)
+        check_names(*pair, models.named_engine)
     names, template = tuple(server.name or ()), template_of(chat_template)
     shared = asdict(models) | asdict(drafting) | {"limits": Limits(**asdict(limits)), "threads": engines.threads}
     origins = origins_of(server.allowed_origins or ())

@@ -57,7 +57,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
         from multidraft.generation.inputs import resolve_config
 
-        draft = default_pair(self.target, self.draft, Loader(self.engine).heads_pay)[1]
+        draft = default_pair(self.target, self.draft, Loader(self.named_engine).heads_pay)[1]
         return resolve_config(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
 
     def app(self) -> "FastAPI":
@@ -90,7 +90,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # for threads that start later, such as the engine's
-        target, draft, tokenizer = load(self.target, self.draft, Loader(self.engine, self.trust))
+        target, draft, tokenizer = load(self.target, self.draft, Loader(self.named_engine, self.trust))
         if self.template is not None:
             tokenizer.chat_template = self.template
         if not tokenizer.chat_template:

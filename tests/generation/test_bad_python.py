@@ -1,7 +1,6 @@
 """Every argument of the Python way in, by wrong kinds of value: each call ends with one line that says what to do."""
 
 import math
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import multidraft as md
 from multidraft.generation.inputs import as_lists
-from multidraft.models.gguf.library import llama_cpp
+from multidraft.models.gguf.places import llama_cpp_path
 from multidraft.models.huggingface import compat, loading
 from multidraft.sampling.checks import CHECKS
 from multidraft.sampling.ranges import Range
@@ -287,8 +286,7 @@ def test_missing_weights_are_named_and_tied_ones_are_none():
             loading.check_whole("model", nothing | {kind: {"a.weight", "b.weight"}})
 
 
-def test_a_gguf_model_without_its_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
-    llama_cpp.cache_clear()
-    with pytest.raises(md.AdviceError, match=r"this needs llama-cpp-python.*pip install .*'.\[llama-cpp\]'"):
+@pytest.mark.skipif(llama_cpp_path() is not None, reason="there is a llama.cpp")
+def test_a_gguf_model_without_its_library():
+    with pytest.raises(md.AdviceError, match=r"no llama\.cpp is found; unpack .*pip install .*'.\[llama-cpp\]'"):
         md.GGUF("model.gguf", library="llama.cpp")

@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 from multidraft.errors import install_command
 from multidraft.models.gguf import IK_LLAMA_CPP, LLAMA_CPP
 from multidraft.models.gguf.choice import LIBRARY_VARIABLE
+from multidraft.models.gguf.places import llama_cpp_path
 
 INSTALL = install_command("gguf")
-PACKAGES = {IK_LLAMA_CPP: "ik_llama_cpp", LLAMA_CPP: "llama_cpp"}
-INSTALLED = [name for name, package in PACKAGES.items() if find_spec(package)]
+HAS_LLAMA_CPP = llama_cpp_path() is not None
+IS_INSTALLED = {IK_LLAMA_CPP: find_spec("ik_llama_cpp") is not None, LLAMA_CPP: HAS_LLAMA_CPP}
+INSTALLED = [name for name, is_installed in IS_INSTALLED.items() if is_installed]
 if not INSTALLED:
     pytest.skip(f"no library for GGUF files is installed; run {INSTALL}", allow_module_level=True)
 LIBRARY = os.environ.get(LIBRARY_VARIABLE) or INSTALLED[0]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from ggufs import ALLOWED, CACHE_TYPE, tiny_file, window_file, window_model
+from ggufs import ALLOWED, CACHE_TYPE, LIBRARY, tiny_file, window_file, window_model
 from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, chain, drawn, error, forest, worst_error_of_life
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.models.gguf import IK_LLAMA_CPP
 from multidraft.models.gguf.choice import library_for
 from multidraft.models.gguf.memory import Sequences
 from multidraft.models.gguf.model import GGUF
@@ -53,7 +54,8 @@ def test_every_family_reads_trees_as_it_reads_paths(name: str, capacity: int):
 
 
 def test_sliding_windows_are_kept_whole_and_cut_at_paths():
-    pytest.importorskip("llama_cpp", reason="only llama.cpp reads this family")
+    if LIBRARY == IK_LLAMA_CPP:
+        pytest.skip("only llama.cpp reads this family")
     run = begin_session(window_model(), reader(window_file()), allowed=TABLE)
     everything = replace(run, plain=window_model(sliding_window=CONTEXT))  # wrong: the window is as wide as the context
     for _ in range(3):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # nothing is of its kind here
 
 def memory() -> Memory:
     library = MagicMock(llama_get_logits=ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: 0))
-    library.llama_max_parallel_sequences.return_value = library.llama_n_ctx.return_value = MOST
+    library.most_sequences = library.llama_n_ctx.return_value = MOST
     for name in ("size", "get_size", "get_data", "set_data"):
         getattr(library, f"llama_state_{name}").return_value = 1
     return Memory(SimpleNamespace(library=library, numbers_of_token=1, pointer=None, family="tiny"), "f16")

@@ -4,13 +4,14 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
-from ggufs import pair_files, tiny_file, window_file
+from ggufs import HAS_LLAMA_CPP, pair_files, tiny_file, window_file
 
 import multidraft as md
-from multidraft.errors import AdviceError, MissingExtra
+from multidraft.errors import AdviceError
 from multidraft.models.gguf import IK_LLAMA_CPP, LLAMA_CPP, choice, ik_llama
 from multidraft.models.gguf.choice import LIBRARY_VARIABLE, library_for
 from multidraft.models.gguf.library import LlamaCpp
+from multidraft.models.gguf.places import FOLDER_VARIABLE
 
 pytest.importorskip("ik_llama_cpp")
 PREFIX, TEXT = list(range(20, 78)), list(range(100, 108))
@@ -89,11 +90,13 @@ def test_a_wide_pass_would_not_agree(monkeypatch):
         test_a_long_text_is_read_in_passes_that_agree_with_single_tokens()
 
 
-def test_the_first_library_that_reads_a_file_is_taken(monkeypatch):
+def test_the_first_library_that_reads_a_small_file_is_taken(monkeypatch, tmp_path):
+    (tmp_path / "libllama.so").touch()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     path = tiny_file("llama")
     assert library_for(path).name == library_for(path, IK_LLAMA_CPP).name == IK_LLAMA_CPP
     taken = object.__new__(LlamaCpp)
-    monkeypatch.setattr(choice, "llama_cpp", lambda: taken)
+    monkeypatch.setattr(choice, "llama_cpp", lambda build: taken)
     assert library_for(path, LLAMA_CPP) is taken
     assert library_for(path, kind="f32") is taken
     assert library_for(path, gpu_layers=3) is taken
@@ -127,16 +130,12 @@ def test_what_it_does_not_read_is_said_in_one_line(wrong, reason, monkeypatch):
     with pytest.raises(AdviceError, match=rf"^ik_llama\.cpp does not read [^\n]*: {reason}; use llama\.cpp$"):
         library_for(path, IK_LLAMA_CPP, *arguments)
 
-    def missing() -> None:
-        raise MissingExtra("this needs llama-cpp-python; run pip install it")
-
-    monkeypatch.setattr(choice, "llama_cpp", missing)
-    if "gpu_layers" not in wrong:
-        advice = r"run pip install it(?:, or read it by --engine transformers)?"
+    if not HAS_LLAMA_CPP:
+        advice = r"no llama\.cpp is found; [^\n]*(?:, or read it by --engine transformers)?"
         with pytest.raises(AdviceError, match=rf"{advice} \(ik_llama\.cpp does not read [^\n]*: {reason}\)$"):
             library_for(path, None, *arguments)
 
 
 def test_an_unknown_library_is_refused():
-    with pytest.raises(AdviceError, match=r"the library is 'llama'; use one of ik_llama\.cpp, llama\.cpp"):
+    with pytest.raises(AdviceError, match=r"the library is 'llama'; use one of ik_llama\.cpp, llama\.cpp, or"):
         md.GGUF(tiny_file("llama"), library="llama")

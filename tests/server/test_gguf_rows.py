@@ -37,7 +37,7 @@ def test_rows_their_trees_and_kept_prefixes_fit_into_the_paths(name, monkeypatch
     target, draft = (md.GGUF(file) for file in pair_files())
     for model in target, draft:
         model.sequences = PATHS
-        monkeypatch.setattr(model.memory.library, "llama_max_parallel_sequences", lambda: PATHS, raising=False)
+        monkeypatch.setattr(model.memory.library, "most_sequences", PATHS)
     policy, fitting = POLICIES[name]
     way = DecodeConfig(md.scheme("anchored:lorenz")), policy()
     with caplog.at_level(logging.WARNING):

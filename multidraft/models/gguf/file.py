@@ -14,9 +14,11 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.gguf import header
-from multidraft.models.gguf.library import LlamaCpp
+from multidraft.models.gguf.binding import INT
+from multidraft.models.gguf.library import GGUFLibrary
 from multidraft.models.vocabularies import Vocabulary
 
+NO_TOKENIZER = 0  # the library's type for it
 TARGET_IDS = b"multidraft.target_ids"
 MAX_METADATA_BYTES = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
 SAMPLED_BYTES = 1 << 20  # bytes at both ends of a file, of which its digest is made
@@ -26,7 +28,7 @@ STATE = "recurrent state, which cannot be rolled back to a path of a tree"
 class LoadedModel:
     """A model in memory; raises AdviceError where its file is none, or its memory cannot be rolled back."""
 
-    def __init__(self, path: Path, library: LlamaCpp, gpu_layers: int | None):
+    def __init__(self, path: Path, library: GGUFLibrary, gpu_layers: int | None):
         self.library, self.path = library, path
         target_ids = header.whole_numbers(path, TARGET_IDS)
         check_room(header.parts(path))
@@ -91,7 +93,7 @@ class LoadedModel:
     def pieces(self) -> tuple[str, ...]:
         """The name of every token; what only fills the vocabulary up has none. Empty where there is no tokenizer."""
         ask, vocab = self.library, self.vocab
-        if ask.llama_vocab_type(vocab) == ask.LLAMA_VOCAB_TYPE_NONE:
+        if ask.llama_vocab_type(vocab) == NO_TOKENIZER:
             return ()
         names = [ask.llama_vocab_get_text(vocab, token) or b"" for token in range(self.vocabulary)]
         unused = [ask.is_unused(self, token) for token in range(len(names))]
@@ -142,13 +144,13 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
     def tokens_of(self, text: str, special: bool) -> list[int]:
         """The tokens of a text, with those that begin and end it if asked for."""
         raw = text.encode(errors="replace")
-        tokens = (self.library.llama_token * (len(raw) + 2))()  # a token has a byte at least
+        tokens = (INT * (len(raw) + 2))()  # a token has a byte at least
         count = self.library.llama_tokenize(self.weights.vocab, raw, len(raw), tokens, len(tokens), special, True)
         return tokens[:count]
 
     def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *_: Any, **__: Any) -> str:
         tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        array, size = (self.library.llama_token * len(tokens))(*tokens), 16 * len(tokens) + 1
+        array, size = (INT * len(tokens))(*tokens), 16 * len(tokens) + 1
         while True:
             text = ctypes.create_string_buffer(size)
             written = self.library.llama_detokenize(

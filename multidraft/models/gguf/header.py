@@ -10,8 +10,9 @@ import re
 import struct
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -43,7 +44,6 @@ class Cursor:
 
     data: mmap.mmap
     place: int = 0
-    types: set[int] = field(default_factory=set)  # of the tensors that were read over
 
     @property
     def remaining(self) -> int:
@@ -96,11 +96,20 @@ class List:
 Metadata = dict[bytes, int | float | bytes | List]
 
 
+class Tensor(NamedTuple):
+    """Where the numbers of a tensor are in its file: their type by ggml's number, and how many there are each way."""
+
+    name: bytes
+    kind: int
+    sizes: tuple[int, ...]  # of a row first
+    place: int
+
+
 class Header(NamedTuple):
-    """What a file says before its numbers: metadata, all of it but texts in lists, and the types of its tensors."""
+    """What a file says before its numbers: metadata, all of it but texts in lists, and its tensors."""
 
     metadata: Metadata
-    types: frozenset[int]
+    tensors: tuple[Tensor, ...]
 
 
 def check(path: Path) -> None:
@@ -133,7 +142,7 @@ def parts(path: Path) -> list[Path]:
 
 def types_of(path: Path) -> frozenset[int]:
     """The types of all tensors of a model, by ggml's numbers."""
-    return frozenset().union(*(header_of(part).types for part in parts(path)))
+    return frozenset(tensor.kind for part in parts(path) for tensor in header_of(part).tensors)
 
 
 def header_of(path: Path) -> Header:
@@ -148,7 +157,7 @@ def header_of(path: Path) -> Header:
 @lru_cache(16)
 def header_of_version(path: Path, _: int, __: int) -> Header:
     """The header of a file of this size and time."""
-    return read(path, lambda cursor: Header(scan(cursor), frozenset(cursor.types)))
+    return read(path, scan)
 
 
 def whole_numbers(path: Path, name: bytes) -> list[int] | None:
@@ -194,8 +203,8 @@ def read(path: Path, what: Callable[[Cursor], Result]) -> Result:
         raise AdviceError(f"the GGUF file {str(path)!r} is cut short or damaged: {error}; get the file again") from None
 
 
-def scan(cursor: Cursor) -> Metadata:
-    """The metadata, all of it but texts in lists; raises Broken where the header is not as it should be."""
+def scan(cursor: Cursor) -> Header:
+    """All of the header but texts in lists; raises Broken where it is not as it should be."""
     version = cursor.number("I")
     if version not in VERSIONS:
         raise Broken(f"it is of version {version}, and {' and '.join(map(str, VERSIONS))} can be read")
@@ -206,8 +215,7 @@ def scan(cursor: Cursor) -> Metadata:
     alignment = metadata.get(ALIGNMENT, 32)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise Broken(f"tensors are aligned to {quote(alignment)}")
-    scan_tensors(cursor, tensors, alignment)
-    return metadata
+    return Header(metadata, scan_tensors(cursor, tensors, alignment))
 
 
 def value(cursor: Cursor) -> int | float | bytes | List:
@@ -235,20 +243,20 @@ def code_of(kind: int | float) -> str:
     return NUMBERS[int(kind)]
 
 
-def scan_tensors(cursor: Cursor, count: int, alignment: int) -> None:
-    """Read over the places of tensors; raises Broken where one lies outside of the file, or is larger than its rest."""
+def scan_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[Tensor, ...]:
+    """Where tensors are; raises Broken where one lies outside of the file, or is larger than its rest."""
     names: set[bytes] = set()
-    ends: list[tuple[bytes, int, int, int]] = []
+    tensors: list[Tensor] = []
     for _ in range(count):
-        name, sizes, weights = cursor.name(names), int(cursor.number("I")), 1
-        if sizes > MAX_SIZES:
-            raise Broken(f"a tensor has {sizes} sizes")
-        for _ in range(sizes):
-            weights *= int(cursor.number("Q"))
-        ends.append((name, kind := int(cursor.number("I")), int(cursor.number("Q")), weights))
-        cursor.types.add(kind)
+        name, ways = cursor.name(names), int(cursor.number("I"))
+        if ways > MAX_SIZES:
+            raise Broken(f"a tensor has {ways} sizes")
+        sizes = tuple(int(cursor.number("Q")) for _ in range(ways))
+        tensors.append(Tensor(name, int(cursor.number("I")), sizes, int(cursor.number("Q"))))
     begin = -(-cursor.place // alignment) * alignment
-    for name, kind, place, weights in ends:
-        block, size = BLOCKS.get(kind, (MAX_WEIGHTS, 1))  # new types are invented
-        if place % alignment or -(-weights // block) * size > max(len(cursor.data) - begin - place, 0):
-            raise Broken(f"tensor {name.decode(errors='replace')!r} data is not within the file bounds")
+    for tensor in tensors:
+        block, size = BLOCKS.get(tensor.kind, (MAX_WEIGHTS, 1))  # new types are invented
+        needed, rest = -(-prod(tensor.sizes) // block) * size, max(len(cursor.data) - begin - tensor.place, 0)
+        if tensor.place % alignment or needed > rest:
+            raise Broken(f"tensor {tensor.name.decode(errors='replace')!r} data is not within the file bounds")
+    return tuple(tensor._replace(place=begin + tensor.place) for tensor in tensors)

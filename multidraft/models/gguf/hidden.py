@@ -15,11 +15,12 @@ import numpy as np
 from jaxtyping import Float
 from numba import carray, cfunc, types
 
+from multidraft.models.gguf.binding import SIZE, LibraryFiles
 from multidraft.verification.loops import compile_loop
 
 PREFIX, ZERO, NINE = np.frombuffer(b"l_out-", np.uint8), 48, 57  # in ASCII
 MAX_NAME = 64  # bytes of a tensor's
-TEXT, SIZE = ctypes.POINTER(ctypes.c_uint8), ctypes.c_size_t
+TEXT = ctypes.POINTER(ctypes.c_uint8)
 FLOAT_BYTES = 4
 LAYER, ADDRESS, DONE, ROOM, FIELDS = range(5)  # what the callback knows of a layer: its number, bytes of its buffer
 
@@ -27,12 +28,12 @@ LAYER, ADDRESS, DONE, ROOM, FIELDS = range(5)  # what the callback knows of a la
 class LayerOutputs:
     """The outputs of some layers for all tokens that are read; `states` are numbered as in transformers."""
 
-    def __init__(self, symbols: ctypes.CDLL, states: Sequence[int], width: int):
+    def __init__(self, files: LibraryFiles, states: Sequence[int], width: int):
         self.states, self.width = tuple(states), width
         self.table = np.zeros(1 + FIELDS * len(states), np.int64)
         self.table[0], self.layers = len(states), self.table[1:].reshape(-1, FIELDS)
         self.layers[:, LAYER] = np.array(states) - 1
-        self.callback = callback_of(symbols)
+        self.callback = callback_of(files)
         self.buffers = np.empty((len(states), 0, width), np.float32)
         self.begin(0)
 
@@ -72,11 +73,11 @@ def layer_of(name):
 
 
 @cache
-def callback_of(symbols: ctypes.CDLL) -> Any:
+def callback_of(files: LibraryFiles) -> Any:
     """The compiled callback, which calls these functions of ggml."""
-    name_of = ctypes.CFUNCTYPE(TEXT, SIZE)(("ggml_get_name", symbols))
-    count_of = ctypes.CFUNCTYPE(SIZE, SIZE)(("ggml_nelements", symbols))
-    copy = ctypes.CFUNCTYPE(None, SIZE, SIZE, SIZE, SIZE)(("ggml_backend_tensor_get", symbols))
+    name_of = files.function("ggml_get_name", TEXT, [SIZE])
+    count_of = files.function("ggml_nelements", SIZE, [SIZE])
+    copy = files.function("ggml_backend_tensor_get", None, [SIZE] * 4)
 
     def take(tensor, is_question, known):
         """Whether a layer's output is needed, or else copy it behind what its buffer holds; 1 to go on."""

@@ -15,7 +15,6 @@ import logging
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from weakref import finalize
 
@@ -23,9 +22,19 @@ import numpy as np
 
 from multidraft.errors import optional
 from multidraft.models.gguf import IK_LLAMA_CPP, header
-from multidraft.models.gguf.library import SPECIAL_TOKENS, UNUSED_ATTRIBUTE, Cells, LlamaCpp
+from multidraft.models.gguf.binding import (
+    COMMON_FUNCTIONS,
+    INT,
+    NUMBERS,
+    POINTER,
+    SPECIAL_TOKENS,
+    LibraryFiles,
+    Signatures,
+)
+from multidraft.models.gguf.library import UNUSED_ATTRIBUTE, Cells, GGUFLibrary
 
 PACKAGE, VERSIONS = "ik-llama-cpp-python", ("0.1.5",)  # the structures of another version may differ
+IDENTITY = f"{PACKAGE} {VERSIONS[-1]}"
 FAMILIES = ("llama", "qwen2", "qwen3")  # that were tried
 UNREAD_TYPES = range(31, 39), range(40, 133)  # of tensors: TQ1_0, TQ2_0, NVFP4, and those that are new since
 COARSE_TYPE = 23  # IQ4_XS
@@ -34,14 +43,11 @@ COARSE_NOTE = (
     "--engine llama.cpp and transformers, and of other types, are not"
 )
 NOTES = logging.getLogger("multidraft")
+FASTER_INSTRUCTIONS = {"avx512f", "avx_vnni", "amx_tile"}
 KIND = "f16"  # of keys and values; others end the process
-MAX_SEQUENCES = 256
 MOST_TOKENS = 31  # of a pass
 CELL_STRIDE = 32  # of its search for the last cell in use
 MAX_WASTE = 32  # free cells between others, beyond an eighth of those in use; each is computed in vain
-POINTER, INT, BOOL, SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_size_t
-NUMBERS, BYTES = ctypes.POINTER(INT), ctypes.c_char_p
-LOG_CALLBACK = ctypes.CFUNCTYPE(None, INT, BYTES, POINTER)
 
 
 class CellView(ctypes.Structure):
@@ -53,44 +59,22 @@ class CellView(ctypes.Structure):
     ]
 
 
-FUNCTIONS: dict[str, tuple[str, type | None, list[Any]]] = {  # by llama.cpp's names: its own, result, arguments
-    "llama_get_logits": ("llama_get_logits", POINTER, [POINTER]),
-    "llama_n_ctx": ("llama_n_ctx", INT, [POINTER]),
-    "llama_set_n_threads": ("llama_set_n_threads", None, [POINTER, INT, INT]),
-    "llama_supports_gpu_offload": ("llama_supports_gpu_offload", BOOL, []),
-    "llama_state_get_size": ("llama_state_get_size", SIZE, [POINTER]),
-    "llama_state_get_data": ("llama_state_get_data", SIZE, [POINTER, POINTER, SIZE]),
-    "llama_state_set_data": ("llama_state_set_data", SIZE, [POINTER, POINTER, SIZE]),
-    "llama_memory_seq_rm": ("llama_kv_cache_seq_rm", BOOL, [POINTER, INT, INT, INT]),
-    "llama_memory_seq_cp": ("llama_kv_cache_seq_cp", None, [POINTER, INT, INT, INT, INT]),
-    "llama_kv_cache_defrag": ("llama_kv_cache_defrag", None, [POINTER]),
-    "llama_kv_cache_update": ("llama_kv_cache_update", INT, [POINTER]),
-    "llama_model_free": ("llama_free_model", None, [POINTER]),
-    "llama_model_n_ctx_train": ("llama_n_ctx_train", INT, [POINTER]),
-    "llama_model_is_recurrent": ("llama_model_is_recurrent", BOOL, [POINTER]),
-    "llama_model_is_hybrid": ("llama_model_is_hybrid", BOOL, [POINTER]),
-    "llama_model_has_encoder": ("llama_model_has_encoder", BOOL, [POINTER]),
-    "llama_model_meta_val_str": ("llama_model_meta_val_str", INT, [POINTER, BYTES, BYTES, SIZE]),
-    "llama_vocab_type": ("llama_vocab_type", INT, [POINTER]),
-    "llama_vocab_get_text": ("llama_vocab_get_text", BYTES, [POINTER, INT]),
-    "llama_vocab_is_eog": ("llama_vocab_is_eog", BOOL, [POINTER, INT]),
-    "llama_token_get_attr": ("llama_token_get_attr", INT, [POINTER, INT]),
-    "llama_tokenize": ("llama_vocab_tokenize", INT, [POINTER, BYTES, INT, NUMBERS, INT, BOOL, BOOL]),
-    "llama_detokenize": ("llama_detokenize", INT, [POINTER, NUMBERS, INT, BYTES, INT, BOOL, BOOL]),
-    "llama_kv_cache_view_init": ("llama_kv_cache_view_init", CellView, [POINTER, INT]),
-    "llama_kv_cache_view_update": ("llama_kv_cache_view_update", None, [POINTER, ctypes.POINTER(CellView)]),
-    "llama_kv_cache_view_free": ("llama_kv_cache_view_free", None, [ctypes.POINTER(CellView)]),
-    "llama_log_set": ("llama_log_set", None, [LOG_CALLBACK, POINTER]),
-    **{f"llama_token_{name}": (f"llama_token_{name}", INT, [POINTER]) for name in SPECIAL_TOKENS},
+OWN_NAMES = {  # of functions, by llama.cpp's names
+    "llama_memory_seq_rm": "llama_kv_cache_seq_rm",
+    "llama_memory_seq_cp": "llama_kv_cache_seq_cp",
+    "llama_model_free": "llama_free_model",
+    "llama_model_n_ctx_train": "llama_n_ctx_train",
+    "llama_tokenize": "llama_vocab_tokenize",
 }
-VALUES = dict(
-    LLAMA_VOCAB_TYPE_NONE=0,
-    GGML_TYPE_F16=1,
-    llama_log_callback=LOG_CALLBACK,
-    llama_get_memory=lambda context: context,  # functions of the memory take the context itself
-    llama_max_parallel_sequences=lambda: MAX_SEQUENCES,
-    llama_model_is_diffusion=lambda _: False,  # it reads none
-)
+FUNCTIONS: Signatures = COMMON_FUNCTIONS | {
+    "llama_kv_cache_defrag": (None, [POINTER]),
+    "llama_kv_cache_update": (INT, [POINTER]),
+    "llama_token_get_attr": (INT, [POINTER, INT]),
+    "llama_kv_cache_view_init": (CellView, [POINTER, INT]),
+    "llama_kv_cache_view_update": (None, [POINTER, ctypes.POINTER(CellView)]),
+    "llama_kv_cache_view_free": (None, [ctypes.POINTER(CellView)]),
+    **{f"llama_token_{name}": (INT, [POINTER]) for name in SPECIAL_TOKENS},
+}
 TAKEN_NAMES = (  # from the package: structures that are passed by value, and what takes them
     "llama_model_default_params",
     "llama_context_default_params",
@@ -102,7 +86,6 @@ TAKEN_NAMES = (  # from the package: structures that are passed by value, and wh
     "llama_batch_init",
     "llama_batch_free",
     "llama_decode",
-    "llama_token",
 )
 
 
@@ -131,17 +114,20 @@ class IkCells(Cells):
         return bool(is_found) and self.end - self.view.used <= MAX_WASTE + self.view.used // 8
 
 
-class IkLlamaCpp(LlamaCpp):
+class IkLlamaCpp(GGUFLibrary):
     """ik_llama.cpp."""
 
-    name, package = IK_LLAMA_CPP, PACKAGE
+    name = IK_LLAMA_CPP
     most_tokens = pass_tokens = MOST_TOKENS
 
-    def model_settings(self, gpu_layers: int | None) -> Any:
-        return self.llama_model_default_params()
+    @property
+    def identity(self) -> dict[str, str]:
+        return {PACKAGE: version(PACKAGE)}
 
-    def finish_settings(self, settings: Any, kind: str) -> None:
+    def context_settings(self, cells: int, sequences: int, kind: str) -> Any:
+        settings = super().context_settings(cells, sequences, kind)
         settings.flash_attn = False
+        return settings
 
     def cells(self, context: Any) -> Cells:
         return IkCells(self, context)
@@ -157,10 +143,12 @@ class IkLlamaCpp(LlamaCpp):
 def ik_llama() -> IkLlamaCpp:
     """ik_llama.cpp; raises AdviceError, with the line to type, where it is not installed."""
     package: Any = optional("ik_llama_cpp._ctypes_api", PACKAGE, "gguf")
-    functions = SimpleNamespace(**{name: getattr(package, name) for name in TAKEN_NAMES}, **VALUES, _lib=package._lib)
-    for name, (symbol, result, arguments) in FUNCTIONS.items():
-        setattr(functions, name, ctypes.CFUNCTYPE(result, *arguments)((symbol, package._lib)))
-    return IkLlamaCpp(functions)
+    files = LibraryFiles(package._lib)
+    functions = files.functions(FUNCTIONS, OWN_NAMES)
+    vars(functions).update({name: getattr(package, name) for name in TAKEN_NAMES})
+    functions.llama_get_memory = lambda context: context  # functions of the memory take the context itself
+    functions.llama_model_is_diffusion = lambda _: False  # it reads none
+    return IkLlamaCpp(files, functions)
 
 
 def reason_against(path: Path, kind: str, gpu_layers: int | None) -> str | None:
@@ -197,10 +185,20 @@ def reason_against_package() -> str | None:
     return None if has_avx2() else "this processor has no AVX2"
 
 
-@cache
 def has_avx2() -> bool:
     """Whether the processor knows the instructions that the package was built for."""
+    return "avx2" in instructions()
+
+
+def is_outrun() -> bool:
+    """Whether the processor has faster ones, too, which a build for this processor would use."""
+    return not instructions().isdisjoint(FASTER_INSTRUCTIONS)
+
+
+@cache
+def instructions() -> frozenset[str]:
+    """What Linux says that the processor can do."""
     try:
-        return "avx2" in Path("/proc/cpuinfo").read_text().split()
+        return frozenset(Path("/proc/cpuinfo").read_text().split())
     except OSError:
-        return False  # its packages are for Linux
+        return frozenset()  # its packages are for Linux

@@ -30,7 +30,6 @@ BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of th
 GROWTH_DIVISOR = 4  # a memory that is too small grows by a fourth at least
 MIN_SIZE = 16  # sequences of a memory, and tokens of a batch, to begin with
 CELL_ALIGNMENT = 256  # llama.cpp rounds the number of cells up to a multiple
-ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
 NO_FREE_CELLS = 1  # what llama_decode returns then
 NONE = -1  # where a slot holds no token
 
@@ -48,7 +47,6 @@ class Memory:
 
     def __init__(self, weights: LoadedModel, kind: str):
         self.library, self.weights, self.kind = weights.library, weights, kind
-        self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
         self.lock = RLock()
         self.cells = self.sequences = self.threads = 0
         self.free: list[int] = []
@@ -64,7 +62,7 @@ class Memory:
         new = [state for state in states if state not in noted]
         if not new:
             return
-        self.outputs = LayerOutputs(self.library.symbols, (*noted, *new), self.weights.size("embedding_length"))
+        self.outputs = LayerOutputs(self.library.files, (*noted, *new), self.weights.size("embedding_length"))
         try:
             if self.context:
                 self.renew(self.cells, self.sequences)
@@ -77,7 +75,7 @@ class Memory:
         if self.context and cells <= self.cells and sequences <= self.sequences:
             return
         cells, sequences = max(cells, self.cells), max(sequences, self.sequences, MIN_SIZE)
-        largest = self.library.llama_max_parallel_sequences()
+        largest = self.library.most_sequences
         if sequences > largest:
             raise AdviceError(
                 f"{self.library.name} tells {largest} paths of all rows apart; use fewer rows, or smaller trees"
@@ -131,10 +129,9 @@ class Memory:
         """The number of a sequence that holds nothing."""
         self.tidy()
         if not self.free:
-            largest = self.library.llama_max_parallel_sequences()
-            self.reserve(
-                sequences=max(min(2 * self.sequences, largest), self.sequences + 1)
-            )  # which refuses one too many
+            largest = self.library.most_sequences
+            # which refuses one too many
+            self.reserve(sequences=max(min(2 * self.sequences, largest), self.sequences + 1))
         return self.free.pop()
 
     def tidy(self) -> None:
@@ -172,7 +169,7 @@ class Memory:
             self.decode(tokens[start : start + most], piece)
             new = scores[done : done + sum(piece)]
             if len(new):
-                ctypes.memmove(new.ctypes.data, self.address_of_logits(self.context), new.nbytes)
+                ctypes.memmove(new.ctypes.data, self.library.llama_get_logits(self.context), new.nbytes)
             done += len(new)
         return scores
 

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from multidraft.errors import AdviceError, check_integer, quote
 from multidraft.models.gguf.choice import library_for
 from multidraft.models.gguf.file import LoadedModel
+from multidraft.models.gguf.library import GGUFLibrary
 from multidraft.models.gguf.memory import BYTES, Memory, PlacedToken, Sequences
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored
 
@@ -22,8 +23,9 @@ class GGUF(Reader):
 
     All readers that `new` makes share the weights and one memory, so that rows move between them without a copy. Keys
     and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
-    llama.cpp was built for one (all, unless you say so). `library` is "ik_llama.cpp" or "llama.cpp"; without it, the
-    first that is installed and reads the file. It computes with as many threads as torch may use.
+    llama.cpp was built for one (all, unless you say so). `library` is "ik_llama.cpp", "llama.cpp", the folder of a
+    build of llama.cpp, or what is loaded already; without it, the fastest that is there and reads the file. It computes
+    with as many threads as torch may use.
 
     Raises AdviceError where the file is none, is cut short, or needs more memory than there is, and for recurrent and
     hybrid models, whose memory cannot be rolled back.
@@ -32,18 +34,24 @@ class GGUF(Reader):
     output_layers: tuple[int, ...] = ()
 
     def __init__(
-        self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None, library: str | None = None
+        self,
+        path: str | Path,
+        cache_type: str = "f16",
+        gpu_layers: int | None = None,
+        library: str | GGUFLibrary | None = None,
     ):
         if cache_type not in BYTES:
             raise AdviceError(f"cache_type is {quote(cache_type)}; use one of {', '.join(BYTES)}")
         if gpu_layers is not None:
             check_integer(gpu_layers, "gpu_layers", 0)
         path = Path(path).expanduser()
-        self.weights = LoadedModel(path, library_for(path, library, cache_type, gpu_layers), gpu_layers)
+        if not isinstance(library, GGUFLibrary):
+            library = library_for(path, library, cache_type, gpu_layers)
+        self.weights = LoadedModel(path, library, gpu_layers)
         self.memory = self.source = Memory(self.weights, cache_type)
         self.capacity = 0
         self.vocabulary, self.ids = self.weights.tokens.size, self.weights.tokens.ids
-        self.context, self.sequences = self.weights.context, self.weights.library.llama_max_parallel_sequences()
+        self.context, self.sequences = self.weights.context, self.weights.library.most_sequences
 
     @property
     def generation_config(self) -> GenerationConfig:  # type: ignore[override]
@@ -53,8 +61,7 @@ class GGUF(Reader):
     @property
     def fingerprint(self) -> dict[str, str]:
         """What a plan of it depends on."""
-        library = self.weights.library
-        return {"digest": self.weights.digest, "dtype": self.memory.kind, library.package: library.version}
+        return {"digest": self.weights.digest, "dtype": self.memory.kind} | self.weights.library.identity
 
     def new(self, capacity: int) -> "GGUF":
         reader = copy.copy(self)

@@ -72,7 +72,7 @@ def tune(
     """Measure the costs and acceptance of drafting for a pair on this machine, and which tree is fastest."""
     from multidraft.sampling.checks import check
 
-    engine = models.engine or default_engine(models.target, models.draft)
+    engine = models.named_engine or default_engine(models.target, models.draft)
     loader = Loader(engine, models.trust)
     loader.check()
     if acceptances:

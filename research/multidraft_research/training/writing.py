@@ -19,7 +19,9 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
-from multidraft.models.gguf.library import llama_cpp
+from multidraft.models.gguf import requantise
+from multidraft.models.gguf.choice import named_build
+from multidraft.models.gguf.places import llama_cpp_path
 from multidraft_research.training.texts import TEXTS_PER_SHARD, TOP_TOKENS, TopText, load, save
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -62,7 +64,7 @@ class RowReader:
     """A GGUF model with a memory of its own for every row, in one thread."""
 
     def __init__(self, path: Path, rows: int):
-        self.library = llama_cpp()
+        self.library = named_build(path, llama_cpp_path())
         self.model = self.library.llama_model_load_from_file(bytes(path), self.library.llama_model_default_params())
         if not self.model:
             raise AdviceError(
@@ -101,7 +103,7 @@ class RowReader:
         batch.n_tokens = index
         if self.library.llama_decode(self.context, batch):
             raise RuntimeError(f"llama.cpp has failed to read {index} tokens: {self.library.last_error()}")
-        logits = self.library.llama_get_logits(self.context)
+        logits = ctypes.cast(self.library.llama_get_logits(self.context), ctypes.POINTER(ctypes.c_float))
         return torch.from_numpy(np.ctypeslib.as_array(logits, (scored, self.vocabulary)))
 
 
@@ -166,11 +168,8 @@ def as_bfloat16(path: Path, folder: Path) -> Path:
     """The same model in bfloat16, made once: of many rows it takes a third of the time of Q4_1."""
     place = folder / f"{path.stem}-bf16.gguf"
     if not place.exists():
-        settings = llama_cpp().llama_model_quantize_default_params()
-        settings.ftype, settings.allow_requantize, settings.pure = llama_cpp().LLAMA_FTYPE_MOSTLY_BF16, True, True
         new_path = place.with_name(f"{NEW_PREFIX}{os.getpid()}.gguf")
-        if llama_cpp().llama_model_quantize(bytes(path), bytes(new_path), settings):
-            raise AdviceError(f"llama.cpp cannot write {str(place)!r}: {llama_cpp().last_error()}; make room there")
+        requantise.write(path, new_path, "BF16")
         new_path.replace(place)
     return place
 

@@ -1,0 +1,136 @@
+"""A library tried on a model, in a process of its own, which may die of it: `python -m multidraft.models.gguf.trial`.
+
+It is asked by one line of JSON and answers by one. On a sample of the model it compares the library with plain
+arithmetic, trees with paths, and a kept path and a copied row with a text that was read at once. Then it measures
+passes of the model itself.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from multidraft.errors import AdviceError
+from multidraft.models.gguf import IK_LLAMA_CPP, sample
+from multidraft.models.gguf.ik_llama import ik_llama
+from multidraft.models.gguf.library import GGUFLibrary, llama_cpp
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.gguf.verdicts import WIDTHS
+from multidraft.models.reader import Reader
+
+TREE = (-1, 0, 0, 1, 1, 2, 2)  # parents: four ends of depth three
+PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5), (0, 2, 6))
+TEXT_TOKENS, PROMPT_TOKENS, WIDEST, NEXT_TOKENS = 48, 200, 32, 4
+MEASURED_SECONDS, MIN_ROUNDS, MAX_ROUNDS = 2.0, 2, 20
+MAX_ERROR, MAX_DIFFERENCE = 0.2, 0.005  # of the logits' size: wrong kernels say something else altogether
+
+
+def main() -> None:
+    """Answer one question."""
+    question = json.loads(sys.stdin.readline())
+    torch.set_num_threads(question["threads"])
+    path, name = Path(question["path"]), question["library"]
+    milliseconds: dict[int, float] = {}
+    try:
+        library = ik_llama() if name == IK_LLAMA_CPP else llama_cpp(Path(name))
+        if (fault := fault_of_sample(path, library)) is None:
+            milliseconds = milliseconds_of_passes(path, library)
+    except AdviceError as error:
+        fault = str(error).partition(";")[0]  # the advice is another
+    print(json.dumps({"fault": fault, "milliseconds": milliseconds}), flush=True)
+
+
+def fault_of_sample(path: Path, library: GGUFLibrary) -> str | None:
+    """What is wrong with a library's logits of a sample of a model; None if nothing is, or no sample can be cut."""
+    matrices = sample.matrices(path)
+    if not matrices:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "sample.gguf"
+        sample.write(matrices, file)
+        return fault_of(GGUF(file, library=library), matrices)
+
+
+def fault_of(model: GGUF, matrices: dict[str, sample.Corner]) -> str | None:
+    """What is wrong with a model's logits, which are to be those of a sample."""
+    text: list[int] = np.random.default_rng(1).integers(0, sample.WIDTH, TEXT_TOKENS + WIDEST).tolist()
+    expected = sample.logits(matrices, text)
+    size = float(np.abs(expected).max())
+    read = chain_logits(model, [], text)
+    error = float(np.linalg.norm(read - expected) / np.linalg.norm(expected))
+    if not error <= MAX_ERROR:
+        return f"its logits are off by {error:.2f} of their size"
+    start, new = text[:TEXT_TOKENS], text[TEXT_TOKENS:]
+    tree = reader_behind(model, start)
+    together = tree.forward([new[: len(TREE)]], [list(TREE)]).logits[0].numpy()
+    tree.commit([list(PATHS[-1])])
+    kept = [*start, *(new[slot] for slot in PATHS[-1])]
+    copy, after = tree.fork(0, len(kept), sample.CONTEXT), chain_logits(model, kept, new[:NEXT_TOKENS])
+    differences = {
+        "a long pass": chain_logits(model, start, new) - read[TEXT_TOKENS:],
+        "a kept path": chain_on(tree, new[:NEXT_TOKENS]) - after,
+        "a copied row": chain_on(copy, new[:NEXT_TOKENS]) - after,
+    } | {
+        f"the path {path} of a tree": together[list(path)] - chain_logits(model, start, [new[slot] for slot in path])
+        for path in PATHS
+    }
+    for what, difference in differences.items():
+        if not (share := float(np.abs(difference).max()) / size) <= MAX_DIFFERENCE:
+            return f"its logits of {what} are off by {share:.2f} of their size"
+    return None
+
+
+def reader_behind(model: GGUF, text: Sequence[int]) -> GGUF:
+    """A reader that has read a text."""
+    reader = model.new(sample.CONTEXT)
+    reader.forward([list(text)], [chain(len(text))], "none")
+    reader.commit([list(range(len(text)))])
+    return reader
+
+
+def chain_logits(model: GGUF, text: Sequence[int], new: Sequence[int]) -> Float[np.ndarray, "new vocabulary"]:
+    """The logits of new tokens behind a text, which was read at once."""
+    return chain_on(reader_behind(model, text), new)
+
+
+def chain_on(reader: Reader, new: Sequence[int]) -> Float[np.ndarray, "new vocabulary"]:
+    """The logits of new tokens behind what was kept."""
+    logits: Float[np.ndarray, "new vocabulary"] = reader.forward([list(new)], [chain(len(new))]).logits[0].numpy()
+    return logits
+
+
+def chain(length: int) -> list[int]:
+    """The parents of tokens that follow each other."""
+    return list(range(-1, length - 1))
+
+
+def milliseconds_of_passes(path: Path, library: GGUFLibrary) -> dict[int, float]:
+    """The median time of passes of a model over some tokens, behind a prompt."""
+    model = GGUF(path, library=library)
+    generator = np.random.default_rng(1)
+    reader = reader_behind(
+        model, generator.integers(0, model.vocabulary, min(PROMPT_TOKENS, model.weights.context // 2)).tolist()
+    )
+    seconds: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    end = time.perf_counter() + MEASURED_SECONDS
+    for done in range(MAX_ROUNDS):
+        if done >= MIN_ROUNDS and time.perf_counter() > end:
+            break
+        for width, times in seconds.items():
+            new = generator.integers(0, model.vocabulary, width).tolist()
+            start = time.perf_counter()
+            reader.forward([new], [chain(width)])
+            times.append(time.perf_counter() - start)
+            reader.commit([[]])
+    return {width: 1000 * median(times) for width, times in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()

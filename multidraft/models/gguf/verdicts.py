@@ -1,0 +1,101 @@
+"""Whether a library reads a model rightly, and how fast: found out once, in a process of its own, and kept."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from math import log
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from multidraft.errors import AdviceError
+from multidraft.io import files
+from multidraft.machine import cpu, is_busy
+from multidraft.models.gguf import header
+
+WIDTHS = (1, 4, 8, 16)  # tokens of the passes that are measured
+TRIAL, TRIAL_SECONDS = "multidraft.models.gguf.trial", 120
+NOTES = logging.getLogger("multidraft")
+
+
+class TrialResult(NamedTuple):
+    """What is wrong with a library, or how long its passes of some widths take."""
+
+    fault: str | None
+    milliseconds: dict[int, float]
+
+    @property
+    def slowness(self) -> float:
+        """The logarithmic mean of passes; infinite where none could be measured."""
+        return fmean(map(log, self.milliseconds.values())) if self.milliseconds else float("inf")
+
+    @property
+    def times(self) -> str:
+        """Those of all widths."""
+        return ", ".join(f"{value:.3g}" for value in self.milliseconds.values())
+
+
+def verdict_on(path: Path, library: str, identity: str) -> TrialResult:
+    """What is known of a library, by its name or the place of its build, on models of such a shape; kept."""
+    import torch  # by what shows help, too, which it would slow down
+
+    threads = torch.get_num_threads()
+    key = json.dumps([identity, cpu(), threads, shape_of(path)])
+    place = files.cache() / "libraries" / f"{sha256(key.encode()).hexdigest()[:24]}.json"
+    return kept_verdict(place) or new_verdict(path, library, threads, place)
+
+
+def shape_of(path: Path) -> list[object]:
+    """What the time of a pass depends on: the tensors of a model, their sizes and types."""
+    return [
+        (tensor.name.decode(errors="replace"), tensor.kind, tensor.sizes)
+        for part in header.parts(path)
+        for tensor in header.header_of(part).tensors
+    ]
+
+
+def kept_verdict(place: Path) -> TrialResult | None:
+    """A verdict that was kept; None where there is none, or it is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = json.loads(place.read_bytes())
+        return TrialResult(kept["fault"], {int(width): float(value) for width, value in kept["milliseconds"].items()})
+    return None
+
+
+@cache
+def new_verdict(path: Path, library: str, threads: int, place: Path) -> TrialResult:
+    """A verdict, after a trial; a process that was ended from outside is no verdict, and not kept."""
+    NOTES.warning("trying %s on %s, once; some seconds", library, path.name)
+    question = json.dumps({"path": str(path), "library": library, "threads": threads})
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", TRIAL]
+    try:
+        run = subprocess.run(
+            command, input=question, capture_output=True, text=True, timeout=TRIAL_SECONDS, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return TrialResult(f"it did not answer within {TRIAL_SECONDS} s", {})
+    verdict = read_verdict(run)
+    if is_busy():  # seconds of a busy machine mean nothing
+        return verdict
+    with suppress(AdviceError, OSError):  # where nothing can be kept, it is tried again
+        place.parent.mkdir(parents=True, exist_ok=True)
+        files.write(place, json.dumps(verdict._asdict()).encode())
+    return verdict
+
+
+def read_verdict(run: "subprocess.CompletedProcess[str]") -> TrialResult:
+    """What a process that has ended says, or how it ended."""
+    if run.returncode < 0:
+        return TrialResult(f"it ends the process ({signal.Signals(-run.returncode).name})", {})
+    lines = run.stdout.splitlines()
+    if run.returncode or not lines:
+        return TrialResult((run.stderr.strip().splitlines() or ["it says nothing"])[-1], {})
+    answer = json.loads(lines[-1])
+    return TrialResult(answer["fault"], {int(width): value for width, value in answer["milliseconds"].items()})
