@@ -261,7 +261,7 @@ def resolve(name: str, role: str, loader: Loader) -> str:
         from multidraft.zoo import smollm2
 
         name, engine = str(smollm2.file(role)), engine or TRANSFORMERS
-        if engine == IK_LLAMA_CPP and role == "target":
+        if engine != TRANSFORMERS and role == "target":
             name = str(smollm2.fast_target())
     if not is_file(name):
         if loader.library:

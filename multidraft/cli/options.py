@@ -21,6 +21,7 @@ from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
 from multidraft.io import files
 from multidraft.models.gguf import LLAMA_CPP
+from multidraft.models.gguf.places import llama_cpp_path
 from multidraft.verification.names import check_name
 
 MODELS, PROMPTS, SAMPLING, DRAFTING, RUN, OUTPUT = "Models", "Prompts", "Sampling", "Drafting", "Run", "Output"
@@ -73,7 +74,7 @@ class ModelOptions:
             return self.engine
         if self.engine not in (None, LLAMA_CPP):
             raise AdviceError(f"--llama-lib names a build of {LLAMA_CPP}, and --engine {self.engine}; leave one out")
-        return str(self.llama_lib)
+        return str(llama_cpp_path(self.llama_lib))
 
 
 @dataclass(frozen=True)

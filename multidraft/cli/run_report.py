@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ RESAMPLES = 2000
 PROCESSOR_OPTIONS = [name for name, known in SETTINGS.items() if known.option and known.processor is not None]
 HINT_MARGIN = 1.1  # a smaller factor may be noise, and gives no hint
 MIN_PROMPTS, MIN_STEPS = 5, 200  # fewer are too little to compare
+SHOWN_RATES = 8  # of a list
 MIN_MEASURED = 5  # steps with drafts; an average over fewer is no acceptance rate
 BUSY = "busy"  # in place of a ratio
 BUSY_NOTE = (
@@ -183,8 +184,8 @@ class RunReport:
         info, plain = self.info, self.plain
         acceptance_rows = [
             *([name, value, ""] for name, value in acceptance(info)),
-            ["accepted by depth", " ".join(f"{rate:.2f}" for rate in info.depth_rates), ""],
-            ["accepted by order of drawing", " ".join(f"{rate:.2f}" for rate in info.rank_rates), ""],
+            ["accepted by depth", listed_rates(info, info.depth_rates), ""],
+            ["accepted by order of drawing", listed_rates(info, info.rank_rates), ""],
         ]
         return [
             ["tokens", f"{info.tokens}", f"{plain.tokens}"],
@@ -221,6 +222,13 @@ def acceptance(info: "Info") -> list[tuple[str, str]]:
         rate += f" ± {info.acceptance_error:.3f}"
         optimum = f"{info.optimal_acceptance_rate:.3f}" + (f" ({gap:+.3f} ± {error:.3f})" if error > 0 else "")
     return [("acceptance rate", rate), ("optimal acceptance rate", optimum)]
+
+
+def listed_rates(info: "Info", rates: Sequence[float]) -> str:
+    """The first of some rates; nothing where they are of too few steps."""
+    if (info.measured or info.drawing_passes) < MIN_MEASURED:
+        return ""
+    return " ".join(f"{rate:.2f}" for rate in rates[:SHOWN_RATES]) + " ..." * (len(rates) > SHOWN_RATES)
 
 
 def share(info: "Info", part: str) -> str:

@@ -202,9 +202,9 @@ def test_a_verdict_is_found_in_a_process_of_its_own_and_kept(wide_file, tmp_path
     assert tuple(verdict.milliseconds) == WIDTHS
     assert all(value > 0 for value in verdict.milliseconds.values())
     place = tmp_path / "kept.json"
-    place.write_text(json.dumps(verdict._asdict()))
+    place.write_text(json.dumps(verdict._asdict() | {"was_busy": False}))
     assert kept_verdict(place) == verdict
-    for damaged in ("", "[]", '{"fault": null}', '{"fault": null, "milliseconds": {"a": 1}}'):
+    for damaged in ("", "[]", '{"fault": null}', '{"fault": null, "milliseconds": {"a": 1}, "was_busy": false}'):
         place.write_text(damaged)
         assert kept_verdict(place) is None
 

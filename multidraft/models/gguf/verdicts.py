@@ -61,9 +61,11 @@ def shape_of(path: Path) -> list[object]:
 
 
 def kept_verdict(place: Path) -> TrialResult | None:
-    """A verdict that was kept; None where there is none, or it is damaged."""
+    """A verdict that was kept; None where there is none, it is damaged, or can be had of an idle machine by now."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = json.loads(place.read_bytes())
+        if kept["was_busy"] and not is_busy():
+            return None
         return TrialResult(kept["fault"], {int(width): float(value) for width, value in kept["milliseconds"].items()})
     return None
 
@@ -82,11 +84,9 @@ def new_verdict(path: Path, library: str, threads: int, place: Path) -> TrialRes
     except subprocess.TimeoutExpired:
         return TrialResult(f"it did not answer within {TRIAL_SECONDS} s", {})
     verdict = read_verdict(run)
-    if is_busy():  # seconds of a busy machine mean nothing
-        return verdict
     with suppress(AdviceError, OSError):  # where nothing can be kept, it is tried again
         place.parent.mkdir(parents=True, exist_ok=True)
-        files.write(place, json.dumps(verdict._asdict()).encode())
+        files.write(place, json.dumps(verdict._asdict() | {"was_busy": is_busy()}).encode())
     return verdict
 
 
