@@ -36,7 +36,7 @@ def main() -> int:
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 11_200),
         ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_000),
-        ("docs and README, written words", sum(map(words, pages)), 19_320),
+        ("docs and README, written words", sum(map(words, pages)), 19_350),
     ]
     for name, size, limit in rows:
         note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"

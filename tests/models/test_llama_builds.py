@@ -138,6 +138,8 @@ class Twin(md.GGUF):
         scores = super().forward(tokens, parents, *settings)
         if self.fault == "tree" and parents[0] != list(range(-1, len(parents[0]) - 1)):
             scores.logits[0, -1] = scores.logits[0, 0]
+        if self.fault == "single" and len(tokens[0]) == 1:
+            scores.logits.mul_(1.1)
         if self.fault == "wide" and 20 < len(tokens[0]) < 40:
             scores.logits[0, -1] *= 1.1
         return scores
@@ -164,6 +166,7 @@ def wide_file(tmp_path_factory) -> Path:
         ("", None),
         ("tree", r"its logits of the path \(0, 2, 6\) of a tree are off by"),
         ("wide", "its logits of a long pass are off by"),
+        ("single", "its logits of a single token are off by"),
         ("kept", "its logits of a kept path are off by"),
         ("copied", "its logits of a copied row are off by"),
     ],

@@ -130,7 +130,8 @@ class LlamaCpp(GGUFLibrary):
     def context_settings(self, cells: int, sequences: int, kind: str) -> Any:
         settings = super().context_settings(cells, sequences, kind)
         settings.kv_unified = settings.swa_full = settings.no_perf = True
-        settings.flash_attn_type = NO_FLASH_ATTENTION  # it rounds to f16, whatever it is given
+        if kind == "f32":  # flash attention rounds to f16, whatever it is given
+            settings.flash_attn_type = NO_FLASH_ATTENTION
         return settings
 
 
