@@ -21,7 +21,7 @@ from multidraft.verification.law import Law
 from multidraft.verification.laws import Greedy, Iid, Top, WithoutReplacement
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import FACTOR_BELOW_ONE
-from multidraft.verification.rules import naive
+from multidraft.verification.rules.naive import naive
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
 from multidraft.verification.scheme import Scheme
 

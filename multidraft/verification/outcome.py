@@ -73,7 +73,7 @@ def over_all_tuples(
     """Sum over every tuple of drafts: of P(drafted) times what the rule makes of it, in float64.
 
     >>> from multidraft.verification.laws import Iid
-    >>> from multidraft.verification.rules import naive
+    >>> from multidraft.verification.rules.naive import naive
     >>> p, q = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])
     >>> over_all_tuples(naive, Iid(1), p, q).acceptance
     tensor([0.5000], dtype=torch.float64)

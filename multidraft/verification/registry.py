@@ -14,14 +14,10 @@ from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
 from multidraft.verification.names import ENTRY_POINT_GROUP, name_fault
 from multidraft.verification.outside import Outside, WithoutLaw, as_rule
-from multidraft.verification.rules import naive, rate_of_distinct, rate_of_iid, rate_of_top
+from multidraft.verification.rules.k_sequential import k_sequential, rate_of_k_sequential
 from multidraft.verification.rules.lorenz import lorenz, rate_of_lorenz, spechub
-from multidraft.verification.rules.recursive_rejection import (
-    k_sequential,
-    rate_of_k_sequential,
-    rate_of_rejection,
-    recursive_rejection,
-)
+from multidraft.verification.rules.naive import naive, rate_of_distinct, rate_of_iid, rate_of_top
+from multidraft.verification.rules.recursive_rejection import rate_of_rejection, recursive_rejection
 from multidraft.verification.scheme import Entry, Scheme
 
 MCSD = "Multi-Candidate Speculative Decoding"

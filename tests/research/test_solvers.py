@@ -45,8 +45,8 @@ from multidraft.verification.laws import (
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import entries
-from multidraft.verification.rules import rate_of_distinct
-from multidraft.verification.rules.recursive_rejection import rate_of_k_sequential
+from multidraft.verification.rules.k_sequential import rate_of_k_sequential
+from multidraft.verification.rules.naive import rate_of_distinct
 
 UNIT = 2.0**-52
 EXACT = 1e-12

@@ -69,7 +69,7 @@ def test_acceptance_is_that_of_every_tuple() -> None:
 
 def test_schemes_of_a_user_are_compared_too() -> None:
     """A rule by its place, and one by its name, in the studies that compare schemes; others refuse them."""
-    names = ("multidraft.verification.rules:naive,law=iid", "top:naive")
+    names = ("multidraft.verification.rules.naive:naive,law=iid", "top:naive")
     cells = entries(rates.compare_schemes(replace(part(), schemes=names), 0.7, 2, "x"))
     assert cells["acceptance", names[0], "x"] < cells["acceptance", "iid optimum", "x"]
     assert cells["acceptance", names[1], "x"] == pytest.approx(cells["acceptance", "top optimum", "x"], abs=1e-9)

@@ -33,7 +33,7 @@ from multidraft_research.studies.toys import figures
 from multidraft_research.studies.walks import measure
 
 import multidraft as md
-from multidraft.verification.rules.schedule import schedule, shift_right
+from multidraft.verification.rules.lorenz_schedule import schedule, shift_right
 
 EXACT = 1e-12
 CELLS = [[top_k.RATE, top_k.ALL, float(n), n / 20, 1.0] for n in (2, 10)]

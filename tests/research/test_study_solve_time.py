@@ -21,7 +21,7 @@ from torch import Tensor
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.rules import naive, rate_of_iid
+from multidraft.verification.rules.naive import naive, rate_of_iid
 
 EXACT = ("lorenz", "max_flow", "reduced_max_flow", "linear_program", "k_sequential", "recursive_rejection", "naive")
 OPTIMAL = EXACT[:4]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import without
-from multidraft.verification.rules import schedule as roots
+from multidraft.verification.rules import lorenz_schedule as roots
 from multidraft.verification.rules.recursive_rejection import couple
 
 SIZES = (49_152, 262_144)

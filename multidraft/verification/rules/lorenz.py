@@ -20,9 +20,10 @@ from multidraft.verification.law import Staged, at_each
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import Rates, Rows, Tuples, next_target
-from multidraft.verification.rules import lorenz_loops, naive
+from multidraft.verification.rules import lorenz_loops
+from multidraft.verification.rules.lorenz_schedule import schedule
+from multidraft.verification.rules.naive import naive
 from multidraft.verification.rules.recursive_rejection import acceptance, couple, remainder
-from multidraft.verification.rules.schedule import schedule
 
 ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # as `schedule`: what has `accept` and `remainder`
 RowVerdicts = tuple[Tensor, Tensor]  # what each draw is accepted with, and the next target once all are rejected

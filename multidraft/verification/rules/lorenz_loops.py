@@ -20,7 +20,7 @@ from multidraft.verification.precision import (
     Tuples,
     least,
 )
-from multidraft.verification.rules.schedule import CONVERGED_GAP, STEPS
+from multidraft.verification.rules.lorenz_schedule import CONVERGED_GAP, STEPS
 
 NodeRule = tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]  # what draws are accepted with, the next target
 RuleInputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws

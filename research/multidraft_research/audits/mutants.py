@@ -13,10 +13,10 @@ from multidraft.decoding.walks import MIN_PROBABILITY, Coin, Walk, Walker, WalkR
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import at_each
 from multidraft.verification.laws import Iid
-from multidraft.verification.rules import naive
 from multidraft.verification.rules.lorenz import lorenz
+from multidraft.verification.rules.lorenz_schedule import schedule
+from multidraft.verification.rules.naive import naive
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
-from multidraft.verification.rules.schedule import schedule
 
 Parts = tuple[Tensor, Tensor]
 

@@ -31,7 +31,7 @@ from multidraft.verification.law import Staged
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import MIN_DRAFT_PROBABILITY, SMALLEST_NORMAL, Rates, Rows, Tuples
 from multidraft.verification.rules.lorenz import in_three_stages, lorenz
-from multidraft.verification.rules.schedule import Schedule, phases
+from multidraft.verification.rules.lorenz_schedule import Schedule, phases
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.precision import MIN_DRAFT_PROBABILITY
-from multidraft.verification.rules.schedule import Schedule, prepend_zero, schedule, shift_right
+from multidraft.verification.rules.lorenz_schedule import Schedule, prepend_zero, schedule, shift_right
 from multidraft_research.captures.recording import Recording
 from multidraft_research.studies import pictures
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
-from multidraft.verification.rules import lorenz, naive, rate_of_iid
+from multidraft.verification.rules import k_sequential, lorenz
 from multidraft.verification.rules import recursive_rejection as in_turn
+from multidraft.verification.rules.naive import naive, rate_of_iid
 from multidraft_research.solvers import linear_program, max_flow
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution, ResolutionFailure, Solution
 from multidraft_research.solvers.network import Network, edges_of, iid_network
@@ -163,7 +164,7 @@ def methods(seconds: float) -> dict[str, Method]:
         "linear_program": by_network(lambda p, network, q, n: linear_program.linear_program(p, network, seconds)),
         **{f"global_resolution {tolerance}": resolution(float(tolerance)) for tolerance in TOLERANCES},
         "global_resolution 1e-3 patient": resolution(1e-3, patient=True),
-        "k_sequential": closed_form(in_turn.k_sequential, in_turn.rate_of_k_sequential),
+        "k_sequential": closed_form(k_sequential.k_sequential, k_sequential.rate_of_k_sequential),
         "recursive_rejection": closed_form(in_turn.recursive_rejection, in_turn.rate_of_rejection),
         "naive": closed_form(naive, rate_of_iid),
     }

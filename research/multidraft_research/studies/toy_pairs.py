@@ -3,7 +3,8 @@
 import torch
 
 from multidraft.verification.laws.iid import Iid, optimal_iid
-from multidraft.verification.rules.recursive_rejection import rate_of_k_sequential, rate_of_rejection
+from multidraft.verification.rules.k_sequential import rate_of_k_sequential
+from multidraft.verification.rules.recursive_rejection import rate_of_rejection
 
 Curves = dict[str, list[float]]
 
