@@ -1,6 +1,6 @@
 """Models that masks cannot read trees of: node by node, as targets and drafters, in whole steps, and what is wrong."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,19 +11,20 @@ from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, chain, d
 from steps import config_of, law_error
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import multidraft as md
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
-from multidraft.models.door import as_reader
+from multidraft.models.door import Model, as_reader
 from multidraft.models.huggingface import compat
-from multidraft.models.huggingface.gated_delta import DeltaLayer, Nets
+from multidraft.models.huggingface.gated_delta import DeltaLayer
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.loading import first_layers
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.huggingface.paths import Paths, Reading
 from multidraft.models.ngram import NGram
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 
 TOLD = [*ONE_PASS, *AS_PATHS]
@@ -86,12 +87,12 @@ def test_greedy_output_is_that_of_generate_with_any_drafter(name: str):
         assert [row.tolist() for row in rows] == expected
 
 
-def error_of_steps(name: str, draft: str) -> float:
+def error_of_steps(name: str, target: Model, drafter: Model) -> float:
     """How far the laws of real steps, one and two, are from the target's, over every way that they can go."""
-    target, drafter = hybrid(name, vocab_size=3), hybrid(draft, vocab_size=3)
+    plain = hybrid(name, vocab_size=3)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return target(torch.tensor([[1, 0, *tokens]]), use_cache=False).logits[0, -1].double().softmax(-1)
+        return plain(torch.tensor([[1, 0, *tokens]]), use_cache=False).logits[0, -1].double().softmax(-1)
 
     configs = {1: config_of("iid:recursive_rejection", "2x1"), 2: config_of("iid:recursive_rejection", "1")}
     with torch.inference_mode():
@@ -105,18 +106,38 @@ MORE_PAIRS = [("qwen3_next", "falcon_h1"), ("olmo_hybrid", "bamba"), ("bamba", "
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "draft"), [*PAIRS, *(pytest.param(*p, marks=pytest.mark.slow) for p in MORE_PAIRS)])
 def test_real_steps_have_the_target_law(name: str, draft: str):
-    assert error_of_steps(name, draft) < 1e-5  # of float32
+    assert error_of_steps(name, hybrid(name, vocab_size=3), hybrid(draft, vocab_size=3)) < 1e-5  # of float32
 
 
 # Wrong twins
 
 
-def a_sibling_for_a_parent(monkeypatch) -> None:
-    """Wrong: where a node has an elder sibling, it goes on from that one's state."""
-    right, reading = TreeCache.masks, Paths.reading
+class OtherCache(TreeCache):
+    """A cache whose gated delta nets keep what this kind of layer keeps."""
 
-    def masks(self: TreeCache, *arguments):
-        mask, seen = right(self, *arguments), self.nets.seen.clone()
+    def __init__(self, layers: int, capacity: int, nets: Sequence[int], kind: type[DeltaLayer]):
+        super().__init__(layers, capacity, nets)
+        self.nets.layers = {place: kind(self.nets) for place in nets}
+        self._hold(self.storage, self.layers)
+
+
+class OtherNets(CausalLM):
+    """A reader with such a cache."""
+
+    def __init__(self, model: PreTrainedModel, capacity: int, kind: type[DeltaLayer], cache: type = OtherCache):
+        super().__init__(model, capacity)
+        self.kinds = kind, cache
+        self.cache = cache(model.config.num_hidden_layers, capacity, self.nets, kind)
+
+    def new(self, capacity: int) -> "OtherNets":
+        return OtherNets(self.model, capacity, *self.kinds)
+
+
+class SiblingsSeen(OtherCache):
+    """Wrong: where a node has an elder sibling, it goes on from that one's state."""
+
+    def masks(self, *arguments) -> dict[str, Tensor]:
+        mask, seen = super().masks(*arguments), self.nets.seen.clone()
         for row in seen if seen.shape[1] == seen.shape[2] else ():
             above = row & ~torch.eye(len(row), dtype=torch.bool)
             for node in range(len(row)):
@@ -125,66 +146,85 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
         self.nets.seen = seen
         return mask
 
-    def other(self: Paths, row: int, nodes: list[int]) -> Reading:
-        made, own = reading(self, row, nodes), self.rows[row]
+
+class SiblingsFollowed(Paths):
+    """Wrong in the same way."""
+
+    def new(self, capacity: int) -> Paths:
+        return SiblingsFollowed(self.model)
+
+    def reading(self, row: int, nodes: list[int]) -> Reading:
+        made, own = super().reading(row, nodes), self.rows[row]
         elder = [node for node in range(nodes[0]) if own.parents[node] == own.parents[nodes[0]] and node in own.memory]
         return made._replace(memory=own.memory[elder[-1]][0], place=own.memory[elder[-1]][1]) if elder else made
 
-    monkeypatch.setattr(TreeCache, "masks", masks)
-
-    def one_by_one(self: Paths, paths: list) -> dict:  # in their order, so that elder siblings come first
+    def read(self, paths: list) -> dict:  # in their order, so that elder siblings come first
         logits = {}
         for path in paths:
             logits |= self.read_together([self.reading(*path)])
         return logits
 
-    monkeypatch.setattr(Paths, "reading", other)
-    monkeypatch.setattr(Paths, "read", one_by_one)
 
-
-def the_root_stays(monkeypatch) -> None:
+class NothingKept(DeltaLayer):
     """Wrong: what is kept does not change the state."""
-    monkeypatch.setattr(Nets, "commit", lambda *_: None)
-    commit = Paths._commit
 
-    def wrong(self: Paths, chosen: list[list[int]]) -> None:
+    def commit(self, marked: Tensor) -> None:
+        pass
+
+
+class RootStays(Paths):
+    """Wrong in the same way."""
+
+    def _commit(self, paths: list[list[int]]) -> None:
         before = [row.memory[-1] for row in self.rows]
-        commit(self, chosen)
+        super()._commit(paths)
         for row, state in zip(self.rows, before, strict=True):
             row.memory[-1] = state
 
-    monkeypatch.setattr(Paths, "_commit", wrong)
 
-
-def the_convolution_sees_slots(monkeypatch) -> None:
+class ConvolutionSeesSlots(DeltaLayer):
     """Wrong: the last inputs are those of the last slots, whosever they are."""
-    right = DeltaLayer.convolve
 
-    def wrong(self: DeltaLayer, *arguments, **settings):
+    def convolve(self, *arguments, **settings) -> Tensor:
         seen = self.nets.seen
         self.nets.seen = torch.ones_like(seen).tril(seen.shape[2] - seen.shape[1])
-        outputs = right(self, *arguments, **settings)
+        outputs = super().convolve(*arguments, **settings)
         self.nets.seen = seen
         return outputs
 
-    monkeypatch.setattr(DeltaLayer, "convolve", wrong)
 
-
-def rows_stay(monkeypatch) -> None:
+class RowsStay(DeltaLayer):
     """Wrong: when rows leave, the states of the first ones are those that go on."""
-    right = DeltaLayer.gather
-    monkeypatch.setattr(DeltaLayer, "gather", lambda self, rows: right(self, list(range(len(rows)))))
+
+    def gather(self, rows: list[int]) -> None:
+        super().gather(list(range(len(rows))))
 
 
-WRONG = [(wrong, name) for wrong in (a_sibling_for_a_parent, the_root_stays) for name in ("qwen3_5", "lfm2", "mamba2")]
-WRONG += [(wrong, name) for wrong in (the_convolution_sees_slots, rows_stay) for name in ONE_PASS]
+def twin_of(wrong: str, name: str, **changes: int) -> Reader:
+    """A reader of a model that is wrong in one of these ways."""
+    model, is_one_pass = hybrid(name, **changes), name in ONE_PASS
+    if wrong == "a sibling for a parent":
+        return OtherNets(model, 48, DeltaLayer, SiblingsSeen) if is_one_pass else SiblingsFollowed(model)
+    if wrong == "the root stays":
+        return OtherNets(model, 48, NothingKept) if is_one_pass else RootStays(model)
+    return OtherNets(model, 48, {"the convolution sees slots": ConvolutionSeesSlots, "rows stay": RowsStay}[wrong])
+
+
+WRONG = [(wrong, n) for wrong in ("a sibling for a parent", "the root stays") for n in ("qwen3_5", "lfm2", "mamba2")]
+WRONG += [(wrong, name) for wrong in ("the convolution sees slots", "rows stay") for name in ONE_PASS]
 
 
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
-def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeypatch):
-    run = session(name)
-    wrong(monkeypatch)
-    if wrong is rows_stay:
+def test_the_comparison_catches_a_wrong_twin(wrong: str, name: str):
+    """Texts are read well, and what comes after is not."""
+    model, twin = hybrid(name), twin_of(wrong, name)
+    run = begin_session(model, OtherNets(model, 48, DeltaLayer) if name in ONE_PASS else Paths(model))
+    if isinstance(twin, Paths):
+        twin.rows = run.model.rows
+    else:
+        twin.extend(run.model)
+    run.model = twin
+    if wrong == "rows stay":
         run.gather([2, 0])
     worst = run.step(9)
     trees = forest(len(run.sequences), 7, run.generator)
@@ -193,43 +233,44 @@ def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeyp
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "draft"), PAIRS[:2])
-def test_enumeration_catches_a_sibling_taken_for_a_parent(name: str, draft: str, monkeypatch):
-    a_sibling_for_a_parent(monkeypatch)
-    assert error_of_steps(name, draft) > 1e-4  # ten times what is let through above
+def test_enumeration_catches_a_sibling_taken_for_a_parent(name: str, draft: str):
+    twins = [twin_of("a sibling for a parent", kind, vocab_size=3) for kind in (name, draft)]
+    assert error_of_steps(name, *twins) > 1e-4  # ten times what is let through above
 
 
 # Interruptions, memory, ways in
 
 
-PLACES = [(DeltaLayer, "convolve"), (DeltaLayer, "rule"), (DeltaLayer, "commit"), (DeltaLayer, "drop_pending")]
-PLACES = [("qwen3_5", *place) for place in PLACES] + [("lfm2", Paths, "read_together"), ("lfm2", Paths, "commit")]
+PLACES = [("qwen3_5", DeltaLayer, method) for method in ("convolve", "rule", "commit", "drop_pending")]
+PLACES += [("lfm2", Paths, method) for method in ("read_together", "_commit")]
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "owner", "method"), PLACES)
 @torch.inference_mode()
-def test_an_interruption_leaves_a_state_usable_or_says_so(name: str, owner: type, method: str, monkeypatch):
+def test_an_interruption_leaves_a_state_usable_or_says_so(name: str, owner: type, method: str):
     config = config_of("anchored:lorenz", "2x1")
 
     def run(interrupted: int) -> list[list[int]]:
-        state = start([[1, 2], [3]], hybrid(name), NGram(VOCABULARY), config, [Sampling(0)] * 2, 30)
-        done, left, right = [[], []], interrupted, getattr(owner, method)
+        left = -1
 
-        def alarmed(*arguments, **settings):
+        def alarmed(self: object, *arguments, **settings):
             nonlocal left
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt
-            return right(*arguments, **settings)
+            return getattr(owner, method)(self, *arguments, **settings)
 
-        monkeypatch.setattr(owner, method, alarmed)
+        kind = type("Interrupted", (owner,), {method: alarmed, "new": lambda self, capacity: kind(self.model)})
+        target = OtherNets(hybrid(name), 48, kind) if owner is DeltaLayer else kind(hybrid(name))
+        state = start([[1, 2], [3]], target, NGram(VOCABULARY), config, [Sampling(0)] * 2, 30)
+        left, done = interrupted, [[], []]
         while min(map(len, done)) < 6:
             try:
                 state, record = step(state, *config)
             except KeyboardInterrupt:
                 continue
             done = [row_tokens + emitted.tokens for row_tokens, emitted in zip(done, record.emitted, strict=True)]
-        monkeypatch.setattr(owner, method, right)
         return [row_tokens[:6] for row_tokens in done]
 
     truth = run(-1)
