@@ -56,23 +56,25 @@ def hints_of_some_cases(request) -> None:
 def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test measures costs: plans are made up, also for processes, and kept in a folder of their own.
 
-    With MULTIDRAFT_TEST_PLANS=fresh they are measured as on a new machine: a kept plan hides what a fresh one does.
+    With MULTIDRAFT_TEST_PLANS=fresh, here or in a test, they are measured as on a new machine: a kept plan hides what a
+    fresh one does.
     """
+    import psutil
     from plans import made_up  # not before the hook that checks hints
 
     from multidraft.autotune import plans
     from multidraft.autotune.plans import MeasuredPair
-    from multidraft.cli import run_report
     from multidraft.generation import DEFAULT_SCHEME
     from multidraft.models.door import as_reader
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 
-    plans.is_busy = run_report.is_busy = lambda: False  # else nothing is kept, and no ratio shown
+    psutil.getloadavg = lambda: (0.0, 0.0, 0.0)  # else nothing is kept, and no ratio shown
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    if os.environ.get("MULTIDRAFT_TEST_PLANS") == "fresh":
+    is_fresh, measured = (lambda: os.environ.get("MULTIDRAFT_TEST_PLANS") == "fresh"), plans.fresh
+    if is_fresh():
         return
-    plans.fresh = made_up
+    plans.fresh = lambda identity: (measured if is_fresh() else made_up)(identity)
     pair = load_pair()
     plans.save(made_up(MeasuredPair(as_reader(pair.target), as_reader(pair.draft), scheme(DEFAULT_SCHEME)).identity))

@@ -16,7 +16,7 @@ from plans import costs, profile, rates
 from steps import law_error
 
 import multidraft as md
-from multidraft.autotune import auto_policy, plans
+from multidraft.autotune import plans
 from multidraft.autotune.auto_policy import Auto, TreeLimits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
@@ -222,7 +222,7 @@ def run_with_a_clock(policy: Auto, monkeypatch: pytest.MonkeyPatch, seed: int) -
 
 
 @unchecked
-def test_with_a_plan_a_seed_repeats_a_run_whatever_the_clock_shows(saved: list[str], monkeypatch) -> None:
+def test_with_a_plan_a_seed_repeats_a_run_whatever_the_clock_shows(monkeypatch) -> None:
     """Beside its twin, which measures, and shows that this test would notice."""
     for make_profile, budget, same in ((profile, 0.0, True), (lambda: Profile({}), 1e6, False)):
         runs = [run_with_a_clock(auto(make_profile(), budget), monkeypatch, seed) for seed in (0, 1)]
@@ -269,16 +269,13 @@ def test_what_is_expected_is_what_comes() -> None:
     assert num_tokens == pytest.approx(expected, rel=0.1)
 
 
-@pytest.fixture
-def saved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Profiles are not written, only noted."""
-    kept: list[str] = []
-    monkeypatch.setattr(auto_policy, "save", lambda kept_profile: kept.append(kept_profile.as_json()))
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     plans.say_once.cache_clear()
-    return kept
 
 
-def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(saved: list[str], caplog) -> None:
+def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(caplog) -> None:
     empty_profile = Profile({"target": "new"})
     policy = Auto(empty_profile, 1.0, budget=1e6)
     with caplog.at_level(logging.WARNING, "multidraft"):
@@ -287,12 +284,13 @@ def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(saved: list[str],
     assert [record.trees[0].name for record in step_records[: 2 * MIN_STEPS]] == [""] * MIN_STEPS + ["1x6"] * MIN_STEPS
     assert sum(len(runs) for runs in empty_profile.samples[1].values()) > 10
     assert empty_profile.acceptance[1.0].nodes > 5
-    assert Profile.from_json(saved[-1]).spent == pytest.approx(empty_profile.spent, abs=1e-3)
+    kept_profile = Profile.from_json(plans.place(empty_profile.identity).read_text())
+    assert kept_profile.spent == pytest.approx(empty_profile.spent, abs=1e-3)
     assert caplog.text.count("for at most 1e+06 s, once; kept in") == 1
     assert "tune_budget=0" in caplog.text
 
 
-def test_a_plan_that_cannot_be_kept_is_not_said_to_be(saved: list[str], caplog, tmp_path, monkeypatch) -> None:
+def test_a_plan_that_cannot_be_kept_is_not_said_to_be(caplog, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     list(records(Auto(Profile({"target": "new"}), 1.0, budget=1e6), *tables(), 12))
@@ -305,7 +303,7 @@ def test_a_plan_that_cannot_be_kept_is_not_said_to_be(saved: list[str], caplog, 
 @pytest.mark.parametrize(
     ("spent", "budget", "rows", "steps"), [(0, 0.0, 1, 0), (0, 1e-9, 1, 6), (0, 1e6, 4, 20), (1, 1.0, 1, 0)]
 )
-def test_only_rows_that_come_are_timed_within_the_budget(saved, spent, budget, rows, steps) -> None:
+def test_only_rows_that_come_are_timed_within_the_budget(spent, budget, rows, steps) -> None:
     known_profile = profile(spent=1.0) if spent else Profile({})
     before = known_profile.as_json()
     list(records(auto(known_profile, budget), *tables(), 20, rows=rows))

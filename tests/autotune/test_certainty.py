@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft.autotune.growing_policy import Growing
+from multidraft.autotune.auto_policy import Auto
+from multidraft.autotune.plans import Profile
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.prefix_models import TableModel
-from multidraft.models.reader import Reader
+from multidraft.models.reader import Cost, Reader
 
 SIZE = 9
 TEXT = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 2]
-SETTINGS: dict[str, Any] = dict(max_new_tokens=24, tune_budget=0)
 
 
 def target(step: int = 1) -> TableModel:
@@ -54,27 +54,49 @@ def test_it_may_be_asked_again_and_again() -> None:
     assert asked.certainty(0, [3]) == other.certainty(0, [3])
 
 
+class Decided(Auto):
+    """A policy for which it is settled whether certain look-ups pay, and whether the model does."""
+
+    model_pays = property(lambda self: self.settled[1], lambda self, value: None)
+
+    def __init__(self, settled: tuple[bool, bool | None], kind: Cost):
+        self.settled = settled
+        super().__init__(Profile({}), 1.0, kind=kind)
+
+    def certainty_that_pays(self) -> float:
+        return 0.0 if self.settled[0] else 2.0
+
+
 @pytest.mark.parametrize("pays", [False, True])
 @pytest.mark.parametrize("model_pays", [None, False, True])  # None: look-ups without a model
-def test_only_what_may_pay_is_read(monkeypatch: pytest.MonkeyPatch, pays: bool, model_pays: bool | None) -> None:
-    monkeypatch.setattr(Growing, "certainty_that_pays", lambda self: 0.0 if pays else 2.0)
-    asks = property(lambda self: model_pays, lambda self, value: None)
-    monkeypatch.setattr(Growing, "model_pays", asks, raising=False)
+def test_only_what_may_pay_is_read(pays: bool, model_pays: bool | None) -> None:
     draft = Lookup(SIZE) if model_pays is None else LookupThenModel([Lookup(SIZE), target()])
-    rows, info = md.generate(target(), draft, [[*range(SIZE), *range(SIZE)]], **SETTINGS)
+    policy = Decided((pays, model_pays), draft.cost)
+    rows, info = md.generate(target(), draft, [[*range(SIZE), *range(SIZE)]], tree=policy, max_new_tokens=24)
     assert rows[0].tolist() == [place % SIZE for place in range(24)]
     assert (info.nodes == 0) == (not pays and not model_pays)
 
 
-def test_a_text_without_repetitions_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = list[int]()
-    forward = Lookup._read
-    monkeypatch.setattr(Lookup, "_read", lambda self, *rest: reads.append(1) or forward(self, *rest))
-    md.generate(target(), Lookup(SIZE), [[0]], max_new_tokens=SIZE - 1, tune_budget=0)
-    assert len(reads) <= 1  # the prompt
+class Counted(Lookup):
+    """A look-up that counts how often it reads."""
+
+    reads = 0
+
+    def new(self, capacity: int) -> "Counted":
+        return self
+
+    def _read(self, *inputs: Any) -> Any:
+        self.reads += 1
+        return super()._read(*inputs)
 
 
-def test_rows_whose_look_ups_lag_are_read_when_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_without_repetitions_is_never_read() -> None:
+    lookup = Counted(SIZE)
+    md.generate(target(), lookup, [[0]], max_new_tokens=SIZE - 1, tune_budget=0)
+    assert lookup.reads <= 1  # the prompt
+
+
+def test_rows_whose_look_ups_lag_are_read_when_they_pay() -> None:
     """A hundred tokens are not read; then the text repeats itself, and drafts are accepted."""
     size, period = 200, 150
     model = TableModel(lambda prefix: torch.eye(size)[len(prefix) % period], size)

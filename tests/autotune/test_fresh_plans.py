@@ -4,24 +4,22 @@ The clock is made up: a pass takes a constant and something for each token of ea
 """
 
 import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
+import psutil
 import pytest
 from decoded import CERTAIN_TOKEN, num_steps_with_drafts, records
 from multidraft_research.cli.tune import compare, measure
-from multidraft_research.tuning import measuring
 
 import multidraft as md
-from multidraft.autotune import auto_policy, plans
+from multidraft.autotune import plans
 from multidraft.autotune.auto_policy import NO_WORK, PROBE_STEPS, Auto, TreeLimits
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
-from multidraft.decoding import record
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.prefix_models import TableModel
 
-FRESH = plans.fresh  # before any test makes plans up
 ROW_COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33]
 PLAIN, TOKEN = 10.0, 0.01  # seconds of a pass of the target, and of every token in it
 CHEAP, DEAR = 0.1, 20.0  # seconds of a pass of the draft model
@@ -35,7 +33,7 @@ class MadeUpClock:
     now: float = 0.0
     slowdown: float = 1.0  # of passes, on a busy machine
 
-    def perf_counter(self) -> float:
+    def seconds(self) -> float:
         return self.now
 
 
@@ -57,27 +55,20 @@ class Ticking(TableModel):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MadeUpClock:
     made_up_clock = MadeUpClock()
-    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=made_up_clock.perf_counter))
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, made_up_clock.seconds)
     return made_up_clock
 
 
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is known of any pair, as on a new machine."""
+@pytest.fixture(autouse=True)
+def new_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of any pair."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(plans, "LOADED_PROFILES", {})
-    monkeypatch.setattr(plans, "fresh", FRESH)
-    return tmp_path
+    monkeypatch.setenv("MULTIDRAFT_TEST_PLANS", "fresh")
 
 
 def policy_of(profile: Profile, budget: float = 1e6) -> Auto:
     return Auto(profile, 1.0, TreeLimits(2, 2), budget)
-
-
-@pytest.fixture(autouse=True)
-def never_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (auto_policy, measuring):
-        monkeypatch.setattr(module, "save", lambda profile: True)
 
 
 @pytest.mark.usefixtures("unchecked")  # hints are checked in the tests below
@@ -148,11 +139,11 @@ def test_a_server_that_was_busy_finds_out_what_pays_when_it_is_quiet(
     running = records(policy_of(profile, budget), target, draft, 999)
     for flip in range(flips):
         is_busy = flip % 2 == 0
-        monkeypatch.setattr(plans, "is_busy", lambda is_busy=is_busy: is_busy)
+        monkeypatch.setattr(psutil, "getloadavg", lambda load=1e3 * is_busy: (load, load, load))
         clock.slowdown = 7.0 if is_busy else 1.0
         for _ in range(3 * MIN_STEPS if is_busy else MIN_STEPS):
             next(running)
-    monkeypatch.setattr(plans, "is_busy", lambda: False)
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
     clock.slowdown = 1.0
     quiet_records = [next(running) for _ in range(3 * STEPS_OF_RUN)]
     assert not profile.has_busy_steps
@@ -164,7 +155,7 @@ def test_a_server_that_was_busy_finds_out_what_pays_when_it_is_quiet(
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_three_rows_of_a_new_pair_on_a_new_machine(empty_cache: Path, clock: MadeUpClock) -> None:
+def test_three_rows_of_a_new_pair_on_a_new_machine(clock: MadeUpClock) -> None:
     """By the public way in, with nothing kept of any pair."""
     target, draft = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
     _, info = md.generate(target, draft, [[0]] * 3, max_new_tokens=40, eos_token_id=[], measure=0)
@@ -172,10 +163,8 @@ def test_three_rows_of_a_new_pair_on_a_new_machine(empty_cache: Path, clock: Mad
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_three_rows_can_be_tuned(empty_cache: Path, clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_rows_can_be_tuned(clock: MadeUpClock) -> None:
     """It ended in "nothing has been measured", whatever the budget."""
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=clock.perf_counter))
-    monkeypatch.setattr(measuring, "STEPS_PER_TEXT", 4)
     pair = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
     subject = MeasuredPair(*pair, md.scheme("anchored:lorenz"), prompts=[[0], [1]])
     profile, budget = plans.fresh(subject.identity), 15 * PLAIN

@@ -1,6 +1,5 @@
 """On made-up costs `auto` is not slower than no drafts: it rests soon where they do not pay, and comes back."""
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +8,6 @@ from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_
 from marks import slow_but
 from plans import costs, profile, rates
 
-from multidraft.autotune import auto_policy
 from multidraft.autotune.auto_policy import PROBE_STEPS, TRANSITIONS, Auto, Event, Phase, work_of
 from multidraft.autotune.estimates import AcceptanceTracker, Costs
 from multidraft.decoding.record import StepRecord
@@ -26,9 +24,9 @@ WRONG = constant_model(lambda _: CERTAIN_TOKEN.roll(1))
 RIGHT = constant_model(lambda _: CERTAIN_TOKEN)
 
 
-def auto(rows: int, price: Costs, draft: Reader) -> Auto:
+def auto(rows: int, price: Costs, draft: Reader, kind: type[Auto] = Auto) -> Auto:
     """A policy that knows these costs, and expects seven of ten drafts to be right."""
-    return Auto(profile(by_rows={rows: price}, true_rates=rates(0.7)), 1.0, kind=draft.cost)
+    return kind(profile(by_rows={rows: price}, true_rates=rates(0.7)), 1.0, kind=draft.cost)
 
 
 def speed(step_records: list[StepRecord], price: Costs, draft: Reader) -> float:
@@ -76,24 +74,41 @@ def test_it_rests_soon_where_drafts_do_not_pay(rows: int, world: str) -> None:
     assert speed(step_records[SOON:], PRICE, draft) > 0.94
 
 
+class Restless(Auto):
+    """Wrong: the draft model drafts whatever is found."""
+
+    def enter(self, phase: Phase, event: Event) -> None:
+        super().enter(Phase.PROBING, event)
+
+
 @pytest.mark.parametrize("rows", slow_but([1, 16], ROWS))
-def test_without_resting_it_would_be_slower(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin, whose draft model drafts whatever is found."""
-    monkeypatch.setattr(auto_policy, "TRANSITIONS", dict.fromkeys(TRANSITIONS, Phase.PROBING))
-    step_records = list(records(auto(rows, PRICE, WRONG), RIGHT, WRONG, SOON + 40, rows))
+def test_without_resting_it_would_be_slower(rows: int) -> None:
+    step_records = list(records(auto(rows, PRICE, WRONG, Restless), RIGHT, WRONG, SOON + 40, rows))
     assert speed(step_records[SOON:], PRICE, WRONG) < 0.75
+
+
+class LearnsNothing(AcceptanceTracker):
+    """Estimates that go on to promise that drafts pay."""
+
+    def observe(self, *arguments: object, **settings: object) -> None:
+        pass
+
+
+class Unguarded(Auto):
+    """Wrong: what was lost does not count."""
+
+    def event(self) -> Event:
+        self.gained = max(self.gained, 0.0)
+        return super().event()
 
 
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("rows", slow_but([1, 4], ROWS))
-def test_what_it_has_made_counts_even_if_it_expects_more(
-    rows: int, guarded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Estimates that learn nothing go on to promise that drafts pay; the unguarded twin believes them."""
-    monkeypatch.setattr(AcceptanceTracker, "observe", lambda *arguments: None)
-    if not guarded:
-        monkeypatch.setattr(auto_policy, "MAX_LOSS", math.inf)
-    step_records = list(records(auto(rows, CHEAP, WRONG), RIGHT, WRONG, SOON + 60, rows))
+def test_what_it_has_made_counts_even_if_it_expects_more(rows: int, guarded: bool) -> None:
+    """The unguarded twin believes in estimates that learn nothing."""
+    policy = auto(rows, CHEAP, WRONG, Auto if guarded else Unguarded)
+    policy.recent = LearnsNothing()
+    step_records = list(records(policy, RIGHT, WRONG, SOON + 60, rows))
     drafted = num_steps_with_drafts(step_records[SOON:])
     assert drafted <= 30 if guarded else drafted == 60
 

@@ -1,11 +1,14 @@
 """What is measured of a pair comes back: acceptance from verdicts, seconds from steps, all of it from the disk."""
 
 import json
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from decoded import CERTAIN_TOKEN, constant_model, records
@@ -17,10 +20,9 @@ from multidraft.autotune import plans
 from multidraft.autotune.estimates import CLASSES, DEFAULT, AcceptanceTracker, Costs, Timed, Work, fit_costs
 from multidraft.autotune.plans import MeasuredPair, Profile
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.tree import NO_DRAFTS, LevelScores, NodeLaw, Tree
+from multidraft.decoding.tree import NO_DRAFTS, LevelScores, NodeLaw, TokenTree, Tree
 from multidraft.errors import AdviceError
 
-FRESH = plans.fresh  # before any test makes profiles up
 REAL = Costs(plain=9.0, first=11.0, node=0.3, level=1.4, read=0.2)
 
 
@@ -81,12 +83,18 @@ def test_what_a_child_claims_is_counted_for_its_place_among_those_drawn() -> Non
     assert tracker.rates().shares[2, :2] == pytest.approx([0.1, 0.9], abs=0.1)
 
 
+class Undecided(StaticTree):
+    """Roots are read, and nothing is drafted."""
+
+    def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
+        return [{} for _ in trees]
+
+
 @pytest.mark.parametrize("walk", ["commit", "deferred"])
-def test_a_root_that_was_read_and_drafted_nothing_counts(walk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_that_was_read_and_drafted_nothing_counts(walk: str) -> None:
     """A draft model that is seldom sure would seem to be sure always, if only steps that drafted counted."""
-    monkeypatch.setattr(StaticTree, "counts", lambda self, trees, depth: [{}] * len(trees))
     tracker, law = AcceptanceTracker(), constant_model(lambda _: torch.tensor([0.3, 0.7, 0.0], dtype=torch.float64))
-    for record in records(StaticTree(Tree.parse("1")), law, law, 8, walk=walk):
+    for record in records(Undecided(Tree.parse("1")), law, law, 8, walk=walk):
         tracker.observe(record)
     assert tracker.roots.tolist() == [0, 0, 0, 8, 0]
     assert tracker.nodes == 0
@@ -139,22 +147,17 @@ def test_more_rows_are_as_many_tokens_in_one() -> None:
     assert REAL.scale_rows(0.5).plain < REAL.plain
 
 
-def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(own_cache, monkeypatch) -> None:
     """They once took turns by numbers with common factors: all that was known of T = 0 came from one prompt."""
     turns, met = count(), set[tuple]()
-    pair = replace(subject(), prompts=[[0] * length for length in (1, 2, 3, 4)])
+    pair = replace(subject(), prompts=[[first] * first for first in (1, 2, 3, 4)])
 
     def steps(subject, tree, temperature, prompts, seed):
-        met.add((temperature, len(prompts[0]), tree if isinstance(tree, Tree) else None))
+        met.add((temperature, prompts[0][0], tree if isinstance(tree, Tree) else None))
         return ()
 
-    for module, name, replacement in (
-        (measuring.time, "monotonic", lambda: next(turns)),
-        (measuring, "save", lambda replacement: None),
-        (measuring, "TOKENS_SHORTER", 0),
-        (measuring, "steps", steps),
-    ):
-        monkeypatch.setattr(module, name, replacement)
+    monkeypatch.setattr(time, "monotonic", lambda: next(turns))
+    monkeypatch.setattr(measuring, "steps", steps)
     measuring.measure(pair, profile(), 900, (0.0, 0.7, 1.0))
     assert len({case[:2] for case in met}) == 3 * 4
     assert len({case[::2] for case in met}) == 3 * (len(measuring.TREES) + 1)
@@ -174,10 +177,9 @@ def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch
 )
 def test_the_budget_bounds_the_comparison_and_whole_turns_count(budget, steps_by_temperature, monkeypatch) -> None:
     """A line takes a second here, and a temperature has seven of them."""
-    seconds = count()
-    monkeypatch.setattr(measuring.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(measuring, "steps", lambda *_: iter(range(measuring.STEPS_PER_TEXT)))
-    monkeypatch.setattr(measuring, "tokens_and_seconds", lambda record: (2, 0.5))
+    seconds, step_record = count(), SimpleNamespace(emitted=[SimpleNamespace(tokens=[1, 2])], seconds={"target": 0.5})
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(measuring, "steps", lambda *_: iter([step_record] * measuring.STEPS_PER_TEXT))
     lines = measuring.compare(replace(subject(), prompts=[[0]]), profile(), budget, (0.0, 1.0), 72, iter)
     assert len(lines) == 7 * len(steps_by_temperature)
     assert {line.temperature: line.steps for line in lines} == steps_by_temperature
@@ -193,8 +195,7 @@ def subject(scheme: str = "anchored:lorenz") -> MeasuredPair:
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(plans, "LOADED_PROFILES", {})
-    monkeypatch.setattr(plans, "fresh", Profile)
+    monkeypatch.setenv("MULTIDRAFT_TEST_PLANS", "fresh")
     plans.say_once.cache_clear()
     return tmp_path
 
@@ -228,7 +229,7 @@ PLAIN_STEP, DRAFTED_STEP = Timed(0, 0, 0, 0.0, 1.0, 0.0), Timed(1, 1, 1, 0.1, 1.
 def time_steps(profile: Profile, busy: list[bool], monkeypatch) -> None:
     """Time a step without drafts and one with them for each of these loads."""
     for is_busy in busy:
-        monkeypatch.setattr(plans, "is_busy", lambda is_busy=is_busy: is_busy)
+        monkeypatch.setattr(psutil, "getloadavg", lambda load=1e3 * is_busy: (load, load, load))
         profile.check_load()
         if not profile.is_disturbed:
             for step in PLAIN_STEP, DRAFTED_STEP:
@@ -264,7 +265,7 @@ def test_without_a_folder_to_keep_profiles_in_it_goes_on_and_says_so_once(own_ca
     assert caplog.text.count("cannot be kept") == 1
 
 
-def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path) -> None:
     file, pair = tmp_path / "plan.json", subject()
     changed, torn = json.loads(made_up(pair.identity).as_json()), json.loads(made_up(pair.identity).as_json())
     changed["spent"]["1"] += 1
@@ -286,29 +287,27 @@ def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, mon
         file.write_text(text)
         with pytest.raises(AdviceError, match=advice):
             plans.profile_for(pair, file)
-    monkeypatch.setattr(plans, "MAX_PLAN_BYTES", 5)
+    file.write_bytes(b" " * (plans.MAX_PLAN_BYTES + 1))
     for path, advice in (
         (tmp_path / "none", "cannot read the plan"),
-        (Path("/dev/zero"), "has more than 5"),
-        (file, "has"),
+        (Path("/dev/zero"), "has more than 4"),
+        (file, "has more than 4"),
     ):
         with pytest.raises(AdviceError, match=advice):
             plans.profile_for(pair, path)
 
 
-def test_what_is_shipped_lends_its_acceptance_to_the_same_drafter(tmp_path: Path, monkeypatch) -> None:
+def test_what_is_shipped_lends_its_acceptance_to_the_same_drafter(own_cache: Path) -> None:
     """Costs are the machine's, and are not lent."""
     shipped = [Profile.from_json(entry.read_text()) for entry in plans.shipped_profiles()]
     assert len(shipped) == 5
-    assert all(
-        {*shipped_profile.acceptance} == {0.0, 0.7, 1.0} and not shipped_profile.samples for shipped_profile in shipped
-    )
-    monkeypatch.setattr(plans, "shipped_profiles", lambda: [tmp_path / "one.json"])
-    (tmp_path / "one.json").write_text(made_up(subject().identity | {"cpu": "another"}).as_json())
-    fresh_profile = FRESH(subject().identity)
-    assert fresh_profile.samples == {}
-    assert fresh_profile.rates(1.0).average[1] == pytest.approx(0.7, abs=0.01)
-    assert FRESH(subject().identity | {"scheme": "another"}).acceptance == {}
-    draft = subject().identity["draft"]
-    assert FRESH(subject().identity | {"draft": draft | {"dtype": "another"}}).acceptance
-    assert FRESH(subject().identity | {"draft": draft | {"kind": "another"}}).acceptance == {}
+    for lender in shipped:
+        assert {*lender.acceptance} == {0.0, 0.7, 1.0}
+        assert not lender.samples
+        identity, draft = lender.identity | {"cpu": "another"}, lender.identity["draft"]
+        fresh_profile = plans.fresh(identity)
+        assert fresh_profile.samples == {}
+        assert (fresh_profile.rates(1.0).table == lender.rates(1.0).table).all()
+        assert plans.fresh(identity | {"scheme": "another"}).acceptance == {}
+        assert plans.fresh(identity | {"draft": draft | {"dtype": "another"}}).acceptance
+        assert plans.fresh(identity | {"draft": draft | {"kind": "another"}}).acceptance == {}
