@@ -2,33 +2,28 @@
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 from decoded import Way, start
 from plans import costs, profile, rates
 from tiny import tiny_model
+from torch import Tensor
 
 from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
-from multidraft.decoding import draft as drafting
+from multidraft.decoding.draft import MAX_LAG
 from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.models.huggingface.masks import CausalLM
+from multidraft.models.reader import MAX_CHUNK_TOKENS as CHUNK
+from multidraft.models.reader import Scored
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 
-CHUNK, MAX_LAG = 64, 8  # smaller than they are, so that prompts can be short
 LENGTHS = (3 * CHUNK // 2, 5, MAX_LAG + 2, MAX_LAG + 1)  # of prompts; their last tokens are roots
 DEPTH, STEPS_OF_RUN = 3, 6
-
-
-@pytest.fixture(autouse=True)
-def small_limits(monkeypatch) -> None:
-    monkeypatch.setattr(drafting, "MAX_CHUNK_TOKENS", CHUNK)
-    monkeypatch.setattr(drafting, "MAX_LAG", MAX_LAG)
 
 
 class Resting(StaticTree):
@@ -38,27 +33,40 @@ class Resting(StaticTree):
         return Outlook(model_rests=True)
 
 
-def rested(lengths: Sequence[int], policy: TreePolicy | None = None) -> tuple[State, Way]:
+class Noted(CausalLM):
+    """A model that notes the tokens of each row in all of its passes."""
+
+    widths: list[list[int]]
+
+    def new(self, capacity: int) -> "Noted":
+        reader = type(self)(self.model, capacity)
+        reader.widths = self.widths
+        return reader
+
+    def _read(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored) -> Tensor:
+        self.widths.append([len(row) for row in tokens])
+        return super()._read(tokens, parents, scored)
+
+
+class Skipping(Noted):
+    """Wrong: it does not look at what it reads piece by piece."""
+
+    def _read(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored) -> Tensor:
+        return super()._read([[0] * len(row) if len(row) > MAX_LAG + 1 else row for row in tokens], parents, scored)
+
+
+def rested(
+    lengths: Sequence[int], policy: TreePolicy | None = None, widths: list | None = None, kind: type[Noted] = Noted
+) -> tuple[State, Way]:
     """A pair whose draft is the target itself: whatever it drafts greedily is accepted if it has read all before it."""
     model = tiny_model("llama", max_position_embeddings=4 * CHUNK).double()
+    target, draft = Noted(model), kind(model)
+    target.widths = draft.widths = [] if widths is None else widths
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 20, (length,), generator=generator).tolist() for length in lengths]
     way = DecodeConfig(scheme("top:naive", 1)), policy or Resting(Tree.levels([1] * DEPTH))
     sampling = [Sampling(temperature=0)] * len(prompts)
-    return start(prompts, model, model, way, sampling, max(lengths) + 99, generator), way
-
-
-@pytest.fixture
-def passes(monkeypatch) -> list[list[int]]:
-    """The tokens of each row in all passes of all readers."""
-    widths: list[list[int]] = []
-
-    def counting(reader, tokens, parents, scored, read=CausalLM._read):
-        widths.append([len(row) for row in tokens])
-        return read(reader, tokens, parents, scored)
-
-    monkeypatch.setattr(CausalLM, "_read", counting)
-    return widths
+    return start(prompts, target, draft, way, sampling, max(lengths) + 99, generator), way
 
 
 def steps(state: State, way: Way, count: int = STEPS_OF_RUN) -> list[StepRecord]:
@@ -70,8 +78,9 @@ def steps(state: State, way: Way, count: int = STEPS_OF_RUN) -> list[StepRecord]
     return records
 
 
-def test_what_was_missed_is_read_in_chunks_and_then_all_drafts_are_accepted(passes):
-    state, way = rested(LENGTHS)
+def test_what_was_missed_is_read_in_chunks_and_then_all_drafts_are_accepted():
+    passes = list[list[int]]()
+    state, way = rested(LENGTHS, widths=passes)
     passes.clear()
     records = steps(state, way)
     emitted = [[len(row.tokens) for row in record.emitted] for record in records]
@@ -80,7 +89,7 @@ def test_what_was_missed_is_read_in_chunks_and_then_all_drafts_are_accepted(pass
     assert max(map(sum, passes)) <= CHUNK + len(LENGTHS) * (1 + MAX_LAG)
 
 
-def test_rows_that_all_catch_up_draft_nothing(passes):
+def test_rows_that_all_catch_up_draft_nothing():
     """Nobody asks for the draft model's law then."""
     records = steps(*rested([2 * CHUNK + 5, CHUNK]))
     assert [[len(tree) for tree in record.trees] for record in records[:3]] == [[1, 1], [1, 1], [1 + DEPTH, 1]]
@@ -101,15 +110,6 @@ def test_a_probe_lasts_until_the_rows_have_caught_up():
     assert policy.profile.step_count(1, drafted=False) - before <= 8 - 3 - sum(drafted)
 
 
-def test_a_draft_model_that_skips_what_it_has_missed_is_caught(monkeypatch):
-    """The broken twin counts a piece as read without reading it."""
-    read = drafting.tokens_to_read
-
-    def skipping(row, tree, nodes, depth):
-        if depth == 0 and tree.backlog:
-            row.unread, tree.backlog = row.unread[tree.backlog :], 0
-        return read(row, tree, nodes, depth)
-
-    monkeypatch.setattr(drafting, "tokens_to_read", skipping)
-    emitted = [len(row.tokens) for record in steps(*rested(LENGTHS))[2:] for row in record.emitted]
+def test_a_draft_model_that_skips_what_it_has_missed_is_caught():
+    emitted = [len(row.tokens) for record in steps(*rested(LENGTHS, kind=Skipping))[2:] for row in record.emitted]
     assert min(emitted) < 1 + DEPTH

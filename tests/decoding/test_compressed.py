@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from steps import config_of, law_error
+from steps import Told, config_of, law_error
 from torch import Tensor
 
 import multidraft as md
 from multidraft.decoding import verify
 from multidraft.decoding.targets import NodeTarget
-from multidraft.decoding.tree import NodeLaw, TokenTree, stack_distributions
+from multidraft.decoding.tree import NodeLaw, TokenTree, Tree, stack_distributions
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.prefix_models import TableModel, random_table
-from multidraft.sampling import drafting
+from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
 EXACT, BIASED = 1e-12, 1e-3
@@ -38,15 +38,20 @@ def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
     return tree
 
 
-def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list[tuple[Tensor, Tensor]]:
-    """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary."""
+def laws_of(
+    scheme: Scheme, target: Tensor, law: NodeLaw, weight: float, told: NodeLaw | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary.
+
+    The first one may be `told` another law than that of the drafts.
+    """
     drafted, _ = scheme.law.tuples(stack_distributions([law], scheme.drafts)[0])
     dense = np.zeros((*law.probabilities.shape[:-1], SIZE))
     dense[..., law.ids] = law.probabilities
     whole, emissions = stack_distributions([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
     for places in drafted.tolist():
-        tree = node(scheme, law, places)
-        query = verify.NodeQuery(tree, 0, weight, NodeTarget(target, law.ids))
+        tree = node(scheme, told or law, places)
+        query = verify.NodeQuery(tree, 0, weight, NodeTarget(target, (told or law).ids))
         (verdict,) = verify.batched_outcomes(scheme, [query])
         tokens = torch.tensor([tree.tuples[0]])
         outcome = scheme.verify(weight * target[None], whole, tokens)
@@ -85,43 +90,34 @@ def test_the_expanded_outcome_is_that_of_the_whole_problem(name: str, weight: fl
         assert torch.allclose(chance @ torch.stack([ours for ours, _ in pairs]), weight * target, rtol=0, atol=within)
 
 
-def sharing(laws: list[NodeLaw], drafts: int, padding: int = 0, right=stack_distributions) -> Tensor:
-    """The mutant: the other tokens are told to have been drafted, too."""
-    dense = right(laws, drafts, padding)
-    dense[..., -1] = 0.3 * padding
-    return dense / dense.sum(-1, keepdim=True)
-
-
-def sharing_one(
-    places: np.ndarray, law: np.ndarray, *arguments: float, right=verify.single_draft_residual
-) -> np.ndarray:
-    """The mutant for a single draft."""
-    return right(places, np.append(0.7 * law, 0.3), *arguments)
+def shared(law: NodeLaw, size: int) -> NodeLaw:
+    """The mutant: another token is told to have been drafted, too."""
+    other = np.setdiff1d(np.arange(size), law.ids)[:1]
+    share = np.full((*law.probabilities.shape[:-1], 1), 0.2)  # which leaves the likeliest token the first
+    probabilities = np.concatenate([0.8 * law.probabilities, share], -1)
+    return replace(law, ids=np.append(law.ids, other), probabilities=probabilities)
 
 
 LOOKING = [name for name in NAMES if not name.endswith(":naive") and not name.startswith("top:")]  # at the draft law
 
 
 @pytest.mark.parametrize("name", LOOKING)
-def test_other_tokens_with_a_share_of_the_draft_law_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tokens_with_a_share_of_the_draft_law_are_caught(name: str) -> None:
     scheme, law, target = scheme_of(name)
     _, chance = scheme.law.tuples(stack_distributions([law], scheme.drafts)[0])
-    monkeypatch.setattr(verify, "stack_distributions", sharing)
-    ours = torch.stack([ours for ours, _ in laws_of(scheme, target, law, 1.0)])
+    ours = torch.stack([ours for ours, _ in laws_of(scheme, target, law, 1.0, shared(law, SIZE))])
     assert float((chance @ ours - target).abs().max()) > BIASED
 
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection"])
-def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str) -> None:
     """Two tokens of four are drafted."""
-
     models = [TableModel(random_table(4, 3, seed), 4) for seed in (1, 2)]
     conditional = lambda tokens: models[0].conditional((0, *tokens))  # noqa: E731
-    error = lambda: law_error(*models, [0], config_of(name, "2x1", walk), conditional, count=2)  # noqa: E731
-    for limit, value in ("MAX_FULL_VOCABULARY", 3), ("MAX_SUPPORT", 2):
-        monkeypatch.setattr(drafting, limit, value)
-    assert error() <= EXACT
-    monkeypatch.setattr(verify, "stack_distributions", sharing)
-    monkeypatch.setattr(verify, "single_draft_residual", sharing_one)
-    assert error() > BIASED
+    config, policy = config_of(name, "2x1", walk)
+    wrong = Told(Tree.parse("2x1"), lambda laws: {node: shared(law, 4) for node, law in laws.items()})
+    cut = Sampling(for_draft=Sampling(top_k=2))
+    errors = [law_error(*models, [0], (config, trees), conditional, sampling=cut, count=2) for trees in (policy, wrong)]
+    assert errors[0] <= EXACT
+    assert errors[1] > BIASED

@@ -8,9 +8,11 @@ import pytest
 import torch
 from pretended import Pretended, counted_waits, device, moved
 from tiny import tiny_model
+from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.models.huggingface.kv_cache import TreeCache
+from multidraft.models.huggingface.masks import CausalLM
 from multidraft.sampling.gate import RowFault, softmax_by_loops
 
 ON_CPU = torch.tensor([1, 2, 0])
@@ -78,18 +80,33 @@ def test_pytorch_knows_of_no_accelerator() -> None:
     assert not torch.accelerator.is_available()
 
 
-def generate() -> list[list[int]]:
+def generate(kind: type[CausalLM] = CausalLM) -> list[list[int]]:
     settings = dict(max_new_tokens=5, eos_token_id=[], generator=torch.Generator().manual_seed(0), tree="2x1")
-    rows, _ = md.generate(moved(tiny_model("llama")), moved(tiny_model("qwen2")), [[1, 2, 3], [4]], **settings)
+    rows, _ = md.generate(kind(moved(tiny_model("llama"))), moved(tiny_model("qwen2")), [[1, 2, 3], [4]], **settings)
     return [row.tolist() for row in rows]
 
 
-def test_a_mutant_that_leaves_a_tensor_on_the_cpu_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = TreeCache.masks
-    on_cpu = lambda cache, windows, dtype, _: masks(cache, windows, dtype, torch.device("cpu"))  # noqa: E731
-    monkeypatch.setattr(TreeCache, "masks", on_cpu)
+class MasksOnCpu(TreeCache):
+    """Wrong: its masks stay on the CPU."""
+
+    def masks(self, windows: dict, dtype: torch.dtype, _: torch.device) -> dict[str, torch.Tensor]:
+        return super().masks(windows, dtype, torch.device("cpu"))
+
+
+class LeftOnCpu(CausalLM):
+    """A reader with such a cache."""
+
+    def __init__(self, model: PreTrainedModel, capacity: int = 256):
+        super().__init__(model, capacity)
+        self.cache = MasksOnCpu(model.config.num_hidden_layers, capacity)
+
+    def new(self, capacity: int) -> "LeftOnCpu":
+        return LeftOnCpu(self.model, capacity)
+
+
+def test_a_mutant_that_leaves_a_tensor_on_the_cpu_is_caught() -> None:
     with pytest.raises(RuntimeError, match="on one device"):
-        generate()
+        generate(LeftOnCpu)
 
 
 def test_a_mutant_that_reads_a_copy_before_it_has_arrived_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

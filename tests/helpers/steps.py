@@ -18,12 +18,12 @@ from multidraft.auditing.enumeration import (
     largest_difference,
     target_law,
 )
-from multidraft.decoding.policy import StaticTree, TreePolicy
+from multidraft.decoding.policy import Plan, StaticTree, TreePolicy
 from multidraft.decoding.record import Decision
 from multidraft.decoding.state import DecodeConfig, State, gather
 from multidraft.decoding.step import commit
 from multidraft.decoding.targets import Targets
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
@@ -34,6 +34,21 @@ Way = tuple[DecodeConfig, TreePolicy]
 def config_of(scheme: str | Scheme, tree: str, walk: str = "deferred") -> Way:
     """Steps with this tree."""
     return DecodeConfig(md.scheme(scheme) if isinstance(scheme, str) else scheme, walk), StaticTree(Tree.parse(tree))
+
+
+class Told(StaticTree):
+    """Wrong: once a tree is drawn, the rule is told that its nodes were drawn from other laws."""
+
+    def __init__(self, tree: Tree, told: Callable[[dict[int, NodeLaw]], dict[int, NodeLaw]]):
+        super().__init__(tree)
+        self.told = told
+
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        plan = super().plan(trees, depth)
+        if not any(plan.nodes):
+            for tree in trees:
+                tree.laws = self.told(tree.laws)
+        return plan
 
 
 def law_error(

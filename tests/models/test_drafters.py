@@ -1,19 +1,21 @@
 """Drafters beyond one model: exact by enumeration through the real step, and each what it says it is."""
 
 import doctest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from steps import config_of, law_error
+from steps import Told, config_of, law_error
 from tiny import CONFIGURATIONS, tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.decoding import verify
-from multidraft.decoding.tree import NodeLaw
+from multidraft.decoding.tree import NodeLaw, Tree
 from multidraft.decoding.walks import WALKS
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.huggingface.loading import first_layers
@@ -73,15 +75,25 @@ DRAFTERS = ONE | MANY
 
 
 def error(
-    scheme: str, drafter: str, tree: str, walk: str, sampling: Sampling = PLAIN, vocabulary: int = 3, steps: int = 1
+    scheme: str,
+    drafter: str,
+    tree: str,
+    walk: str,
+    sampling: Sampling = PLAIN,
+    vocabulary: int = 3,
+    steps: int = 1,
+    told: Callable[[NodeLaw], NodeLaw] | None = None,
 ) -> float:
-    """How far the law of the first tokens is from the target's."""
+    """How far the law of the first tokens is from the target's; the rule may be `told` other laws of the drafts."""
     target, draft = table(vocabulary, 1), DRAFTERS[drafter](vocabulary)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target_distributions(target.conditional((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
 
-    return law_error(target, draft, PROMPT, config_of(scheme, tree, walk), conditional, steps, sampling)
+    config, policy = config_of(scheme, tree, walk)
+    if told is not None:
+        policy = Told(Tree.parse(tree), lambda laws: {node: told(law) for node, law in laws.items()})
+    return law_error(target, draft, PROMPT, (config, policy), conditional, steps, sampling)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -112,45 +124,29 @@ TWINS = {
 }
 
 
-def tell(scheme: str, laws: Callable[..., Tensor], monkeypatch) -> None:
-    """Tell the rule these laws, also at nodes with a single draft, where it is otherwise asked in a shorter way."""
-    alone = md.scheme(scheme).with_drafts(1)
-
-    monkeypatch.setattr(verify, "single_draft_outcome", lambda query: verify.batched_outcomes(alone, [query])[0])
-    monkeypatch.setattr(verify, "stack_distributions", laws)
+def wrongly(twin: str, law: NodeLaw) -> NodeLaw:
+    """What a twin is told of the law at a node."""
+    if "first member" in twin:
+        first = table(3, 2).conditional((*PROMPT,)).numpy()
+        return replace(law, probabilities=first[law.ids])
+    if TWINS[twin][0].startswith("iid"):
+        ids = np.append(law.ids, np.setdiff1d(np.arange(3), law.ids))
+        return replace(law, ids=ids, probabilities=np.full(3, 1 / 3))
+    return replace(law, probabilities=np.roll(law.probabilities, 1, 0))
 
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("tree", ["1x1", "2x1"])
 @pytest.mark.parametrize("twin", TWINS)
-def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
+def test_enumeration_catches_the_biased_twin(twin, tree, walk):
     """Each is told a law that the drafts were not drawn from."""
-    scheme, drafter = TWINS[twin]
-    right, first = verify.stack_distributions, table(3, 2).conditional((*PROMPT,))
-
-    def wrong(laws: Sequence[NodeLaw], drafts: int, padding: int = 0) -> Tensor:
-        draft = right(laws, drafts, padding)
-        if "first member" in twin:
-            for line, law in zip(draft, laws, strict=True):
-                line[: len(law.ids)] = first[law.ids]
-            return draft
-        return torch.full_like(draft, 1 / draft.shape[-1]) if scheme.startswith("iid") else draft.roll(1, -1)
-
-    tell(scheme, wrong, monkeypatch)
-    assert error(scheme, drafter, tree, walk) > BIASED
+    assert error(*TWINS[twin], tree, walk, told=partial(wrongly, twin)) > BIASED
 
 
-def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twice(monkeypatch):
+def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twice():
     """The second tuple of such a node begins again with the first drafter; a twin goes on with the last one."""
-    right = verify.stack_distributions
-
-    def wrong(laws: Sequence[NodeLaw], drafts: int, padding: int = 0) -> Tensor:
-        draft = right(laws, drafts, padding)
-        draft[:, 2:] = draft[:, 1:2]
-        return draft
-
-    tell("distinct:recursive_rejection", wrong, monkeypatch)
-    assert error(DISTINCT, "two tables", "2x2", "commit") > BIASED
+    told = lambda law: replace(law, probabilities=law.probabilities[[0, 1, 1, 1]])  # noqa: E731
+    assert error(DISTINCT, "two tables", "2x2", "commit", told=told) > BIASED
 
 
 def test_the_documented_drafter_works():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from multidraft.sampling import drafting
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import distribution
 from multidraft.sampling.settings import Sampling
@@ -14,15 +13,13 @@ IDS = torch.tensor([[3], [0]])
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_one_token_is_certain(sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.tensor([[-1.0], [-9.0]], dtype=dtype, requires_grad=True)
-    ways = []
-    for way in (drafting.certain_distributions, lambda *_: None):  # and as any other answer
-        monkeypatch.setattr(drafting, "certain_distributions", way)
-        laws, faults = draft_distributions(logits.detach(), [sampling] * 2, drafts=1, vocabulary=4, ids=IDS)
-        ways.append([(law.ids.tolist(), law.probabilities.tolist()) for law in laws])
+def test_one_token_is_certain(sampling: Sampling, dtype: torch.dtype) -> None:
+    """Also where a second column has none, which is another way."""
+    logits, others = torch.tensor([[-1.0], [-9.0]], dtype=dtype, requires_grad=True), torch.full((2, 1), -torch.inf)
+    for scores, ids in (logits, IDS), (torch.cat([logits, others.to(dtype)], 1), torch.cat([IDS, 1 - IDS // 3], 1)):
+        laws, faults = draft_distributions(scores.detach(), [sampling] * 2, drafts=1, vocabulary=4, ids=ids)
+        assert [(law.ids.tolist(), law.probabilities.tolist()) for law in laws] == [([3], [1.0]), ([0], [1.0])]
         assert not faults
-    assert ways[0] == ways[1] == [([3], [1.0]), ([0], [1.0])]
 
 
 @pytest.mark.parametrize(("score", "vocabulary"), [(float("nan"), 4), (-float("inf"), 4), (0.0, 3)])

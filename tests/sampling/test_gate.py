@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from multidraft.sampling import drafting, gate
+from multidraft.sampling import gate
 from multidraft.sampling.drafting import MAX_FULL_VOCABULARY, MAX_SUPPORT, MAX_TAIL, draft_distributions
 from multidraft.sampling.from_logits import distribution, target_distributions
 from multidraft.sampling.gate import RowFault
@@ -75,16 +75,6 @@ def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(sampling):
         assert float(dense[tokens].sum()) == pytest.approx(1)
 
 
-def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it(monkeypatch):
-    for limit, value in ("MAX_FULL_VOCABULARY", SIZE - 1), ("MAX_SUPPORT", 5), ("MAX_TAIL", 0.0):
-        monkeypatch.setattr(drafting, limit, value)
-    logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    ((tokens, probabilities), _), _ = draft_distributions(logits, [Sampling(0.5)] * 2, drafts=2, vocabulary=SIZE)
-    whole = (2 * logits[0]).softmax(-1)
-    assert tokens.tolist() == whole.topk(5).indices.sort().values.tolist()
-    assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
-
-
 def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
     """The most likely ones are drafted, in ascending order; a small vocabulary keeps all, a flat law what it may."""
     generator = torch.Generator().manual_seed(5)
@@ -98,11 +88,10 @@ def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
         assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
 
 
-def test_of_equal_scores_at_the_edge_the_first_are_drafted(monkeypatch):
-    monkeypatch.setattr(drafting, "MAX_SUPPORT", 7)
-    size = 3 * MAX_FULL_VOCABULARY
+def test_of_equal_scores_at_the_edge_the_first_are_drafted():
+    size = 3 * MAX_SUPPORT
     tokens = draft_distributions(torch.zeros(1, size), [Sampling()], drafts=2, vocabulary=size)[0][0].ids
-    assert tokens.tolist() == list(range(7))
+    assert tokens.tolist() == list(range(MAX_SUPPORT))
 
 
 class Elsewhere(Tensor):

@@ -23,6 +23,7 @@ from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, PathMasks
 from multidraft.sampling.params import SamplingParams
+from multidraft.sampling.processors import GrammarMask
 from multidraft.zoo import load_pair
 
 EXACT, BIASED = 1e-12, 1e-3
@@ -72,9 +73,18 @@ def masked_law(path: tuple[int, ...]) -> Tensor:
     return law / law.sum()
 
 
-def error(way: tuple[str, str, str], steps: int = 1, conditional: Callable[..., Tensor] = masked_law) -> float:
+def error(
+    way: tuple[str, str, str],
+    steps: int = 1,
+    conditional: Callable[..., Tensor] = masked_law,
+    masks: type[PathMasks] = PathMasks,
+) -> float:
     models = (TableModel(table, len(PIECES)) for table in (TARGET, DRAFT))
-    return law_error(*models, PROMPT, config_of(*way), conditional, steps, compiled())
+    sampling = compiled()
+    for processor in sampling.before.listed:
+        if isinstance(processor, GrammarMask):
+            processor.masks = masks(grammar(), [END], len(PIECES))
+    return law_error(*models, PROMPT, config_of(*way), conditional, steps, sampling)
 
 
 @pytest.mark.parametrize(("way", "steps"), [(("iid:lorenz", "1", "deferred"), 2), *((way, 1) for way in WAYS)])
@@ -82,34 +92,37 @@ def test_steps_have_the_law_of_the_target_under_the_grammar(way, steps):
     assert error(way, steps) <= EXACT
 
 
-def without_last(masks: PathMasks, path: tuple[int, ...]) -> Any:
-    return PathMasks.__dict__["original"](masks, path[:-1])
+class WithoutLast(PathMasks):
+    """Wrong: the mask forgets the path's last token."""
+
+    def forbidden(self, path: tuple[int, ...]) -> Any:
+        return super().forbidden(path[:-1])
 
 
-def at_the_root(masks: PathMasks, path: tuple[int, ...]) -> Any:
-    return PathMasks.__dict__["original"](masks, ())
+class AtTheRoot(PathMasks):
+    """Wrong: the mask forgets all of the path's tokens."""
+
+    def forbidden(self, path: tuple[int, ...]) -> Any:
+        return super().forbidden(())
 
 
-@pytest.mark.parametrize("biased", [without_last, at_the_root])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_mask_of_another_path_is_caught(way, biased, monkeypatch):
-    """The biased twins: the mask forgets the path's last token, or all of them."""
-    monkeypatch.setattr(PathMasks, "original", PathMasks.forbidden, raising=False)
-    monkeypatch.setattr(PathMasks, "forbidden", biased)
-    assert error(way) > BIASED
+class WithEnd(PathMasks):
+    """Wrong: the end of text is allowed at any time."""
 
-
-def test_an_end_where_the_text_is_not_complete_is_caught(monkeypatch):
-    """The biased twin: the end of text is allowed at any time."""
-    original = PathMasks.compute_mask
-
-    def with_end(masks: PathMasks, path: tuple[int, ...]) -> Any:
-        forbidden = original(masks, path)
+    def compute_mask(self, path: tuple[int, ...]) -> Any:
+        forbidden = super().compute_mask(path)
         forbidden[END] = False
         return forbidden
 
-    monkeypatch.setattr(PathMasks, "compute_mask", with_end)
-    assert error(WAYS[0]) > BIASED
+
+@pytest.mark.parametrize("biased", [WithoutLast, AtTheRoot])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mask_of_another_path_is_caught(way, biased):
+    assert error(way, masks=biased) > BIASED
+
+
+def test_an_end_where_the_text_is_not_complete_is_caught():
+    assert error(WAYS[0], masks=WithEnd) > BIASED
 
 
 def test_every_text_of_the_law_is_a_beginning_of_the_language_and_drafts_keep_to_it():
@@ -219,11 +232,14 @@ def test_what_a_grammar_needs_is_told():
         Grammar("no tokenizer", regex="a")  # type: ignore[arg-type]
 
 
-def test_a_matcher_that_fails_ends_its_row_and_works_again(monkeypatch):
+def test_a_matcher_that_fails_ends_its_row_and_works_again():
     """As where a grammar becomes too complex: the row names the processor, and the next path begins anew."""
     masks = PathMasks(grammar(), [END], 4)
 
     class Failing:
+        def deep_copy(self) -> "Failing":
+            return self
+
         def try_consume_tokens(self, tokens: list[int]) -> int:
             return 0
 
@@ -240,10 +256,11 @@ def test_a_matcher_that_fails_ends_its_row_and_works_again(monkeypatch):
     with pytest.raises(md.AdviceError, match="ParserTooComplex at row 3"):
         masks.forbidden((0,))
     assert masks.forbidden((0,)).tolist() == [not may_come for may_come in allowed((0,))]
-    monkeypatch.setattr(PathMasks, "walk_to", lambda *_: Failing().missing)
     pair = load_pair()
+    failing = Grammar(pair.tokenizer, SCHEMA)
+    failing.matcher = Failing()
     with pytest.raises(RowFault, match="GrammarMask fails"):
-        md.generate(pair.target, pair.draft, [[5]], grammar=Grammar(pair.tokenizer, SCHEMA), max_new_tokens=2)
+        md.generate(pair.target, pair.draft, [[5]], grammar=failing, max_new_tokens=2)
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch):

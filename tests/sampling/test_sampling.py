@@ -32,7 +32,7 @@ from multidraft.auditing.enumeration import (
 )
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, State, extend, prefixes_of
+from multidraft.decoding.state import DecodeConfig, State, extend
 from multidraft.decoding.tree import Tree
 from multidraft.generation.stopping import ends_from_criteria
 from multidraft.models.ensemble import SideBySide
@@ -43,7 +43,7 @@ from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.generation_config import params_from
 from multidraft.sampling.params import SamplingParams
-from multidraft.sampling.processors import CountPenalty, LogitBias
+from multidraft.sampling.processors import CountPenalty, LogitBias, Processors
 from multidraft.sampling.settings import Sampling
 
 SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
@@ -213,15 +213,23 @@ def test_one_step_has_the_processed_target_s_law(kind, way):
     assert error(kind, sampling(kind), config(*way)) <= EXACT
 
 
+class Rooted(LogitsProcessor):
+    """The biased twin of a processor: every node is processed as though nothing had come after the root."""
+
+    def __init__(self, processor: LogitsProcessor):
+        self.processor = processor
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.processor(input_ids[:, : len(PROMPT)], scores)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in SEEING if kind != "prompt repeated"])  # it looks at nothing else
-def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
-    """The biased twin: every node is processed as though nothing had come after the root."""
-    for place in ("targets", "draft"):
-        monkeypatch.setattr(
-            f"multidraft.decoding.{place}.prefixes_of",
-            lambda rows, trees, places: prefixes_of(rows, trees, [(row, 0) for row, _ in places]),
-        )
-    assert error(kind, sampling(kind), config()) > BIASED
+def test_processing_with_the_root_s_sequence_is_caught(kind):
+    right = sampling(kind)
+    parts = [
+        part and Processors([Rooted(processor) for processor in part.listed]) for part in (right.before, right.after)
+    ]
+    assert error(kind, replace(right, before=parts[0], after=parts[1]), config()) > BIASED
 
 
 def test_a_list_that_transformers_has_built_amounts_to_the_same():

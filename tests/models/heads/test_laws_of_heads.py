@@ -8,11 +8,12 @@ import pytest
 import torch
 from heads import CASES, filled
 from mutants import rule_of
-from steps import config_of, law_error
+from steps import Told, config_of, law_error
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
+from multidraft.decoding.tree import Tree
 from multidraft.models.heads.drafters import Head, drafter
 from multidraft.models.heads.head_files import fault_of_tokens
 from multidraft.models.heads.networks import MODULES
@@ -49,13 +50,17 @@ def small(name: str) -> Head:
     return drafter(module)
 
 
-def error(scheme: str | Scheme, name: str, tree: str, steps: int, walk: str = "deferred") -> float:
+def error(
+    scheme: str | Scheme, head: str | Head, tree: str, steps: int, walk: str = "deferred", policy: Told | None = None
+) -> float:
     """How far the law of the first tokens of some steps is from the target's, by plain passes."""
+    config, usual = config_of(scheme, tree, walk)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target()(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0, -1].softmax(-1)
 
-    return law_error(CausalLM(target()), small(name), PROMPT, config_of(scheme, tree, walk), conditional, steps)
+    draft = small(head) if isinstance(head, str) else head
+    return law_error(CausalLM(target()), draft, PROMPT, (config, policy or usual), conditional, steps)
 
 
 @torch.no_grad()
@@ -76,35 +81,18 @@ def test_a_rule_that_is_told_another_law_than_the_head_s_is_caught(name):
 
 
 @torch.no_grad()
-def test_columns_that_lead_to_one_token_change_the_law_and_are_seen(monkeypatch):
+def test_columns_that_lead_to_one_token_change_the_law_and_are_seen():
     """Why files of such heads are refused: the rule is told a part of the probability with which the token is drawn."""
-    right, twice = small, torch.tensor([1, 0])  # both columns are token 1
-
-    def wrong(name: str) -> Head:
-        reader = right(name)
-        reader.module.d2t.copy_(twice)
-        return drafter(reader.module)
-
-    monkeypatch.setitem(globals(), "small", wrong)
-    name = "eagle3 reduced, two layers"
+    name, twice = "eagle3 reduced, two layers", torch.tensor([1, 0])  # both columns are token 1
+    module = small(name).module
+    module.d2t.copy_(twice)
     assert fault_of_tokens(torch.arange(2) + twice, SIZE) == "leads to token 1 more than once"
-    assert error("iid:recursive_rejection", name, "2", 1) > BIASED
-    monkeypatch.setitem(globals(), "small", right)
+    assert error("iid:recursive_rejection", drafter(module), "2", 1) > BIASED
     assert error("iid:recursive_rejection", name, "2", 1) <= EXACT
 
 
 @torch.no_grad()
-def test_a_head_that_changes_its_mind_after_drawing_is_caught(monkeypatch):
+def test_a_head_that_changes_its_mind_after_drawing_is_caught():
     """The rule is told the law of another level than the one that drew: no longer the target's law."""
-    from multidraft.auditing import enumeration
-
-    drawn = enumeration.all_trees
-
-    def told_wrongly(state, *way):
-        forest = drawn(state, *way)
-        for tree in forest.targets.trees:
-            tree.laws[0], tree.laws[1] = tree.laws[1], tree.laws[0]
-        return forest
-
-    monkeypatch.setattr(enumeration, "all_trees", told_wrongly)
-    assert error("iid:lorenz", "medusa", "1x1", 1) > BIASED
+    swapped = Told(Tree.parse("1x1"), lambda laws: laws | {0: laws[1], 1: laws[0]})
+    assert error("iid:lorenz", "medusa", "1x1", 1, policy=swapped) > BIASED
