@@ -256,10 +256,11 @@ def test_copying_trusts_a_match_as_far_as_it_is_certain(text):
     assert scores.logits.exp().sum() == pytest.approx(1 if sure < MIN_CERTAINTY else sure, abs=EXACT)
 
 
-def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
+@pytest.mark.parametrize("kind", [LookupThenModel])
+def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up(kind):
     """Growing texts and trees, with turns in which it only looks up: it says what it would after reading all afresh."""
     draw, copied, other = random.Random(0), Lookup(4), table(4, 2)
-    model, text, was_asked = LookupThenModel([copied, other]).new(99), [0], set[bool]()
+    model, text, was_asked = kind([copied, other]).new(99), [0], set[bool]()
     for turn in range(24):
         new_tokens, parents = [text[-1], *(draw.randrange(4) for _ in range(3))], [-1, 0, 0, 1]
         lookup_only = turn % 6 in (1, 4, 5)
@@ -279,11 +280,16 @@ def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
     assert was_asked == {False, True}
 
 
-def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
-    """Wrong: what was kept while it was not asked is forgotten."""
-    monkeypatch.setattr(LookupThenModel, "unread", lambda self, row: 0)
+class Forgetful(LookupThenModel):
+    """Wrong: what was kept while the other was not asked is forgotten."""
+
+    def unread(self, row: int) -> int:
+        return 0
+
+
+def test_the_comparison_catches_an_other_that_has_missed_tokens():
     with pytest.raises(AssertionError):
-        test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up()
+        test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up(Forgetful)
 
 
 def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.models.gguf import IK_LLAMA_CPP
 from multidraft.models.gguf.choice import check_readable
-from multidraft.models.huggingface import from_gguf
-from multidraft.models.huggingface.from_gguf import folder_of, read
+from multidraft.models.gguf.keeping import cached_model
+from multidraft.models.huggingface.from_gguf import convert, folder_of, read
 from multidraft.models.huggingface.loading import load_model, load_tokenizer
 from multidraft.zoo import load_pair
 
@@ -75,14 +75,19 @@ def test_a_file_that_nothing_reads_is_refused_before_torch_is_loaded(tmp_path):
     assert printed.endswith("False\n")
 
 
-def test_a_llama_whose_queries_stay_in_the_order_of_the_file_is_another(monkeypatch):
-    monkeypatch.setattr(from_gguf, "in_halves", lambda weight, heads: weight)
-    wrong = differing(tiny_model("llama"), tiny_file("llama"))
+def test_a_llama_whose_queries_stay_in_the_order_of_the_file_is_another():
+    """The wrong twin's queries and keys have the two halves that turn together side by side."""
+    model = copy.deepcopy(tiny_model("llama"))
+    for layer in model.model.layers:
+        for part, heads in (layer.self_attn.q_proj, 4), (layer.self_attn.k_proj, 2):
+            halves = part.weight.data.unflatten(0, (heads, 2, -1))
+            part.weight.data = halves.transpose(1, 2).reshape(part.weight.shape)
+    wrong = differing(model, tiny_file("llama"))
     assert wrong
     assert all(name.endswith(("q_proj.weight", "k_proj.weight")) for name in wrong)
 
 
-def test_a_folder_is_made_once_with_tokenizer_and_template(tmp_path, monkeypatch):
+def test_a_folder_is_made_once_with_tokenizer_and_template(tmp_path):
     """What a kill has left goes, and what is being written stays."""
     old, young = tmp_path / "models" / ".new-old", tmp_path / "models" / ".new-young"
     for folder in (old, young):
@@ -95,8 +100,9 @@ def test_a_folder_is_made_once_with_tokenizer_and_template(tmp_path, monkeypatch
     ours, theirs = target.lm_head.weight.detach().float(), load_model(str(folder)).lm_head.weight.detach()
     assert 0 < (ours - theirs).abs().max() < 0.01 * ours.abs().max()
     assert load_tokenizer(str(folder)).get_vocab() == tokenizer.get_vocab()
-    monkeypatch.setattr(from_gguf, "convert", None)
+    written = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert folder_of(path, tmp_path, torch.float32) == folder
+    assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == written
 
 
 @pytest.fixture
@@ -108,27 +114,24 @@ def reduced(tmp_path) -> Path:
     return tmp_path / "draft.gguf"
 
 
-def test_a_full_disk_is_advice_and_leaves_nothing(reduced, tmp_path, monkeypatch):
-    def full(weights, path, metadata):
-        path.write_bytes(b"half")
+def test_a_full_disk_is_advice_and_leaves_nothing(reduced, tmp_path):
+    def full(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(from_gguf, "save_file", full)
     with pytest.raises(AdviceError, match=r"No space left on device.*make room"):
-        folder_of(reduced, tmp_path)
+        cached_model(reduced, tmp_path, "bfloat16", full)
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_a_folder_that_another_process_has_made_meanwhile_is_taken(reduced, tmp_path, monkeypatch):
-    convert = from_gguf.convert
+def test_a_folder_that_another_process_has_made_meanwhile_is_taken(reduced, tmp_path):
+    def slow(folder: Path) -> None:
+        folder_of(reduced, tmp_path)
+        convert(reduced, folder, torch.bfloat16)
 
-    def slow(path, folder, dtype):
-        monkeypatch.setattr(from_gguf, "convert", convert)
-        folder_of(path, tmp_path, dtype)
-        convert(path, folder, dtype)
-
-    monkeypatch.setattr(from_gguf, "convert", slow)
-    folder = folder_of(reduced, tmp_path)
+    folder = cached_model(reduced, tmp_path, "bfloat16", slow)
+    assert folder == folder_of(reduced, tmp_path)
     assert load_model(str(folder)).config.target_ids == [3, 1, 7]
     assert not (folder / "tokenizer.json").exists()
     assert len(list((tmp_path / "models").iterdir())) == 1

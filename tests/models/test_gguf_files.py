@@ -1,5 +1,6 @@
 """GGUF files in parts, of unusual types, and what is no model: read, or refused alike by all engines in one line."""
 
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,23 +84,31 @@ def test_what_is_no_model_is_said_alike_by_all_engines(engine, split, tmp_path):
         assert what in refusal(path)
 
 
+def with_type(path: Path, number: int) -> Path:
+    """A tiny Llama whose header says that its last norm is of this type; nobody reads its weights."""
+    content = tiny_file("llama").read_bytes()
+    name = b"output_norm.weight"
+    place = content.index(name) + len(name) + 4 + 8  # behind the number of sizes, and the one
+    path.write_bytes(content[:place] + struct.pack("<I", number) + content[place + 4 :])
+    return path
+
+
 TYPES = {"TQ1_0": 34, "TQ2_0": 35, "NVFP4": 40, "a new one": 77}
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_types_over_which_ik_llama_ends_the_process_are_refused_before(name, monkeypatch):
-    monkeypatch.setattr(header, "types_of", lambda path: frozenset({0, TYPES[name]}))
-    reason = ik_llama.reason_against(tiny_file("llama"), "f16", None)
+def test_types_over_which_ik_llama_ends_the_process_are_refused_before(name, tmp_path):
+    reason = ik_llama.reason_against(with_type(tmp_path / "a.gguf", TYPES[name]), "f16", None)
     if ik_llama.reason_against_package() is None:
         assert reason == f"it has weights of type {TYPES[name]}, over which the library ends the process"
 
 
-def test_a_type_that_is_read_badly_is_read_with_a_word(monkeypatch, caplog):
+def test_a_type_that_is_read_badly_is_read_with_a_word(tmp_path, caplog):
     """The logits of IQ4_XS are a tenth off in ik_llama.cpp 0.1.5, those of other types a hundredth."""
-    monkeypatch.setattr(header, "types_of", lambda path: frozenset({0, 23}))
+    path = with_type(tmp_path / "a.gguf", 23)
     ik_llama.note_coarse_type.cache_clear()
     for _ in range(2):
-        ik_llama.reason_against(tiny_file("llama"), "f16", None)
+        ik_llama.reason_against(path, "f16", None)
     if ik_llama.reason_against_package() is None:
         assert [record.message for record in caplog.records] == [ik_llama.COARSE_NOTE]
 

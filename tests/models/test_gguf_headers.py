@@ -154,10 +154,15 @@ def test_what_is_wrong_is_said(content: bytes, old: bytes, new: bytes, message: 
         check(path)
 
 
-def test_a_list_of_tokens_has_a_largest_length(content: bytes, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(header, "MAX_TOKENS", 3)
-    (tmp_path / "a.gguf").write_bytes(content)
-    with pytest.raises(AdviceError, match="target_ids has 4 numbers"):
+def test_a_list_of_tokens_has_a_largest_length(content: bytes, tmp_path: Path) -> None:
+    """The list is in the file, which has a hole there, and is not read."""
+    count, array = header.MAX_TOKENS + 1, struct.pack("<IIQ", 9, 5, 4)
+    before, after = content.split(array)
+    with (tmp_path / "a.gguf").open("wb") as file:
+        file.write(before + struct.pack("<IIQ", 9, 5, count))
+        file.seek(4 * count, 1)
+        file.write(after[4 * len(IDS) :])
+    with pytest.raises(AdviceError, match=f"target_ids has {count} numbers"):
         whole_numbers(tmp_path / "a.gguf", NAME)
 
 

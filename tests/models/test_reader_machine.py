@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.models.door import as_reader
-from multidraft.models.huggingface import kv_cache
-from multidraft.models.huggingface.kv_cache import TreeCache
+from multidraft.models.huggingface.kv_cache import BufferLayer, Storage, TreeCache
+from multidraft.models.huggingface.masks import CausalLM
+from multidraft.models.reader import Reader
 
 MAX_ROWS, MAX_LENGTH, STEPS_OF_LIFE = 33, 48, 50
 ENOUGH_LIVES = 200  # to meet what is broken: the first that does ends a test
@@ -43,9 +44,13 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.run: Session | None = None
 
+    def reader(self, capacity: int) -> Reader:
+        """A reader that has read nothing."""
+        return as_reader(self.model).new(capacity)
+
     def session(self, texts: list[list[int]], seed: int, capacity: int) -> Session:
         """A new reader that has read these texts."""
-        session = Session(self.model, as_reader(self.model).new(capacity), texts, torch.Generator().manual_seed(seed))
+        session = Session(self.model, self.reader(capacity), texts, torch.Generator().manual_seed(seed))
         session.model.forward(texts, [chain(len(text)) for text in texts], "none")
         session.model.commit([list(range(len(text))) for text in texts])
         return session
@@ -122,9 +127,9 @@ class Life(RuleBasedStateMachine):
         assert error(part.read(trees), part.expected(trees)) < ALLOWED
 
 
-def live(name: str, lives: int) -> None:
+def live(name: str, lives: int, kind: type[Life] = Life) -> None:
     """So many lives of a reader of this model."""
-    run_lives(Life, lives, STEPS_OF_LIFE, model=MODELS[name]())
+    run_lives(kind, lives, STEPS_OF_LIFE, model=MODELS[name]())
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -136,16 +141,42 @@ def test_rows_are_read_as_alone_whatever_comes(name: str, lives: int) -> None:
     live(name, lives)
 
 
+class Forgetful(Storage):
+    """Wrong: it makes no room for rows that have read nothing."""
+
+    def reserve(self, rows: int, capacity: int) -> None:
+        if capacity:
+            super().reserve(rows, capacity)
+
+
+class ForgetfulCache(TreeCache):
+    """A cache with such a storage."""
+
+    def __init__(self, layers: int, capacity: int):
+        super().__init__(layers, capacity)
+        storage = Forgetful(layers, 1, capacity)
+        self._hold(storage, [BufferLayer(storage) for _ in range(layers)])
+
+
+class ForgetfulReader(CausalLM):
+    """A reader with such a cache."""
+
+    def __init__(self, model: PreTrainedModel, capacity: int):
+        super().__init__(model, capacity)
+        self.cache = ForgetfulCache(model.config.num_hidden_layers, capacity)
+
+    def new(self, capacity: int) -> "ForgetfulReader":
+        return ForgetfulReader(self.model, capacity)
+
+
+class ForgetfulLife(Life):
+    """A life of such a reader."""
+
+    def reader(self, capacity: int) -> Reader:
+        return ForgetfulReader(self.model, capacity)
+
+
 @pytest.mark.usefixtures("unchecked")
-def test_rows_without_a_place_are_caught(monkeypatch) -> None:
-    """The broken twin makes no room for rows that have read nothing."""
-
-    class Forgetful(kv_cache.Storage):
-        def reserve(self, rows: int, capacity: int) -> None:
-            if capacity:
-                super().reserve(rows, capacity)
-
-    monkeypatch.setattr(kv_cache, "Storage", Forgetful)
-    assert TreeCache(2, 4).storage.__class__ is Forgetful
+def test_rows_without_a_place_are_caught() -> None:
     with pytest.raises((IndexError, AssertionError, RuntimeError)):
-        live("llama", ENOUGH_LIVES)
+        live("llama", ENOUGH_LIVES, ForgetfulLife)

@@ -116,9 +116,8 @@ def test_every_family_and_many_prompts(name: str) -> None:
             assert ours(target, draft, prompts) == plainly(target, prompts)
 
 
-def test_compiled_steps_are_made_anew(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_steps_are_made_anew(target: PreTrainedModel) -> None:
     """Also where a new weight stands at the place of an old one, which memory that was let go makes possible."""
-    monkeypatch.setattr(compiled, "compile_step", lambda model: compiled.step)  # in fixed buffers, but not compiled
     buffer = torch.zeros(VOCABULARY, 32).numpy()
     target.lm_head.weight = nn.Parameter(torch.from_numpy(buffer))
     steps = compiled.steps_of(target)
@@ -126,7 +125,8 @@ def test_compiled_steps_are_made_anew(target: PreTrainedModel, monkeypatch: pyte
     target.lm_head.weight = nn.Parameter(torch.from_numpy(buffer))
     assert compiled.steps_of(target) is not steps
     resized(target, LARGER)
-    assert ours(target, tiny_model("qwen2", vocab_size=LARGER), PROMPTS, compile=True) == plainly(target, PROMPTS)
+    with torch.compiler.set_stance("force_eager"):  # in fixed buffers, but not compiled
+        assert ours(target, tiny_model("qwen2", vocab_size=LARGER), PROMPTS, compile=True) == plainly(target, PROMPTS)
 
 
 def test_identities_of_plans_tell_it_apart(target: PreTrainedModel) -> None:

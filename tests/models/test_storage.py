@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from multidraft.models.huggingface import kv_cache
-from multidraft.models.huggingface.kv_cache import Block, Contents, TreeCache
+from multidraft.models.huggingface.kv_cache import Block, BufferLayer, Contents, Storage, TreeCache
 
 Shape = tuple[int, int] | None  # the dimensions of a layer's keys and values; None if it shares another layer's
 ALIKE: list[Shape] = [(4, 4)] * 11
@@ -28,11 +28,12 @@ class Fake:
 
     shapes: list[Shape]
     rows: list[list[int]]
+    kind: type[TreeCache] = TreeCache
     cache: TreeCache = field(init=False)
     pending: list[list[int]] = field(init=False)
 
     def __post_init__(self):
-        self.cache = TreeCache(len(self.shapes), 4)
+        self.cache = self.kind(len(self.shapes), 4)
         self.pending = [[] for _ in self.rows]
 
     def write(self, tokens: list[list[int]]) -> None:
@@ -81,9 +82,9 @@ def content(tokens: Tensor, number: int) -> Tensor:
     return (tokens + 1000 * number).float()[:, None, :, None]
 
 
-def written(shapes: list[Shape], rows: int = 3) -> Fake:
+def written(shapes: list[Shape], rows: int = 3, kind: type[TreeCache] = TreeCache) -> Fake:
     """Rows of different lengths, which have read four tokens more."""
-    fake = Fake(shapes, [[] for _ in range(rows)])
+    fake = Fake(shapes, [[] for _ in range(rows)], kind)
     fake.write([[10 * row + token for token in range(1, 5 - row % 2)] for row in range(rows)])
     fake.commit([4 - row % 2 for row in range(rows)])
     fake.write([[10 * row + token for token in range(5, 9)] for row in range(rows)])
@@ -184,12 +185,34 @@ def test_rows_that_have_read_nothing_have_their_place(shapes: list[Shape]):
     assert fake.holds()
 
 
-@pytest.mark.parametrize("wrong", ["move", "move_rows"])
-def test_the_check_catches_blocks_left_as_they_were(wrong: str, monkeypatch):
-    fake = written(TWO_KINDS)
-    monkeypatch.setattr(Block, wrong, lambda *_: None)
+class NothingMoved(TreeCache):
+    """Wrong: keys and values stay behind when a path is kept."""
+
+    def _move(self, paths: list[list[int]], columns: range) -> None:
+        pass
+
+
+class UnmovedRows(Storage):
+    """Wrong: when rows leave, no others take their places."""
+
+    def gather(self, rows: list[int], end: int) -> None:
+        super().gather(list(range(len(rows))), end)
+
+
+class RowsStay(TreeCache):
+    """A cache with such a storage."""
+
+    def __init__(self, layers: int, capacity: int):
+        super().__init__(layers, capacity)
+        storage = UnmovedRows(layers, 1, capacity)
+        self._hold(storage, [BufferLayer(storage) for _ in range(layers)])
+
+
+@pytest.mark.parametrize("wrong", [NothingMoved, RowsStay])
+def test_the_check_catches_blocks_left_as_they_were(wrong: type[TreeCache]):
+    fake = written(TWO_KINDS, kind=wrong)
     fake.commit([0, 1, 0])
-    assert fake.holds() == (wrong == "move_rows")
+    assert fake.holds() == (wrong is RowsStay)
     fake.gather([2, 1])
     assert not fake.holds()
 
