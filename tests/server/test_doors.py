@@ -175,16 +175,10 @@ def test_the_table_of_options_is_complete():
     assert options - {"--help"} == {name for names in OPTIONS for name in names.split()}
 
 
-def test_the_access_log_has_a_line_for_every_request(monkeypatch):
-    def run(*_: Any) -> None:
-        with served(toy()) as client:
-            client.get("/v1/models/no%0Ane", headers={"x-request-id": "mine"})
-
-    monkeypatch.setattr(process, "run", run)
-    monkeypatch.setattr(log := logging.getLogger("multidraft.access"), "handlers", [])
-    monkeypatch.setattr(log, "level", log.level)
-    log = CliRunner().invoke(app, ["serve", "--port", "0", "--access-log"]).stderr
-    (line,) = [line for line in log.splitlines() if "GET" in line]
+def test_the_access_log_has_a_line_for_every_request(caplog):
+    with caplog.at_level(logging.INFO, "multidraft.access"), served(toy()) as client:
+        client.get("/v1/models/no%0Ane", headers={"x-request-id": "mine"})
+    (line,) = [record.getMessage() for record in caplog.records if "GET" in record.getMessage()]
     assert '127.0.0.1 "GET /v1/models/no%0Ane" 404 in' in line
     assert line.endswith("request mine")
 

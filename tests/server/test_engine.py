@@ -11,7 +11,7 @@ from tiny import tiny_model
 from transformers import LogitsProcessor
 
 import multidraft as md
-from multidraft.decoding import prefill, prefix_cache
+from multidraft.decoding import prefill
 from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
@@ -19,6 +19,7 @@ from multidraft.decoding.request import Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
+from multidraft.models.huggingface.weight_marks import ModelMark
 from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
@@ -43,8 +44,10 @@ def engine():
     """Makes engines, which run some rows one after another; and stops them."""
     engines: list[Engine] = []
 
-    def make(models: Callable = tables, *rows: Heard, **limits: int) -> Engine:
+    def make(models: Callable = tables, *rows: Heard, prefixes: PrefixCache | None = None, **limits: int) -> Engine:
         engines.append(Engine(*readers(*models()), *config_for(), Limits(**limits)))
+        if prefixes is not None:
+            engines[-1].batch.prefixes, engines[-1].batch.mark = prefixes, ModelMark([])
         engines[-1].start()
         for row in rows:
             assert ask(engines[-1], row)[0].end
@@ -197,10 +200,17 @@ def test_nothing_is_reused_beyond_a_token_that_differs(engine, read, models, pla
     assert [other.tokens] == alone(models, other)
 
 
-def test_the_comparison_catches_what_is_reused_beyond_it(engine, monkeypatch):
+class TooLong(PrefixCache):
+    """Wrong: a token more is reused than is common."""
+
+    def find(self, prompt: list[int]) -> tuple[KeptRow | None, int]:
+        row, length = super().find(prompt)
+        return row, length + (row is not None)
+
+
+def test_the_comparison_catches_what_is_reused_beyond_it(engine):
     """The models remember another token, on which what they say depends."""
-    monkeypatch.setattr(prefix_cache, "common", lambda *lists, common=prefix_cache.common: common(*lists) + 1)
-    engine(tables, Heard(PROMPT, 4, 1), other := differing(len(PROMPT) - 3))
+    engine(tables, Heard(PROMPT, 4, 1), other := differing(len(PROMPT) - 3), prefixes=TooLong())
     assert [other.tokens] != alone(tables, other)
 
 
@@ -222,10 +232,20 @@ def test_what_is_kept_stays_within_the_caches_bound(engine):
     ]
 
 
-def test_a_row_that_cannot_be_kept_harms_nobody(engine, monkeypatch):
-    monkeypatch.setattr(TableModel, "fork", lambda *_: 1 / 0)
-    rows = [Heard(PROMPT, 4, 1), Heard(PROMPT, 4, 1)]
-    assert engine(tables, *rows).batch.prefixes.rows == []
+class Unkept(TableModel):
+    """A model that cannot fork."""
+
+    def new(self, capacity: int) -> "Unkept":
+        return Unkept(self.conditional, self.vocabulary)
+
+    def _fork(self, *arguments: object) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_row_that_cannot_be_kept_harms_nobody(engine):
+    rows, (target, draft) = [Heard(PROMPT, 4, 1), Heard(PROMPT, 4, 1)], tables()
+    unkept = Unkept(target.conditional, target.vocabulary)
+    assert engine(lambda: (unkept, draft), *rows).batch.prefixes.rows == []
     assert rows[0].tokens == rows[1].tokens
 
 

@@ -18,10 +18,10 @@ from serving import GOOD, check_refused, events, serving, toy, until
 from test_engine import alone, config_for
 
 import multidraft
-from multidraft.decoding import batch as batches
 from multidraft.decoding import state as states
 from multidraft.decoding.state import Randomness
 from multidraft.models.huggingface.kv_cache import TreeCache
+from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits, Refused
 from multidraft.server.app import build
@@ -97,9 +97,9 @@ def calls(models: Callable, limit: int = ROWS) -> Counter[str]:
     return injection.calls
 
 
-def check(models: Callable, injection: Injection, limit: int = ROWS) -> None:
+def check(models: Callable, injection: Injection, limit: int = ROWS, heard: list[Heard] | None = None) -> None:
     """No row hangs; all but one at most have their tokens; what they took is given back."""
-    heard, caches, make_cache = rows(), list[weakref.ref](), TreeCache.__init__
+    heard, caches, make_cache = heard or rows(), list[weakref.ref](), TreeCache.__init__
 
     def noted(cache: TreeCache, *arguments: object) -> None:
         make_cache(cache, *arguments)
@@ -164,12 +164,21 @@ def test_a_fault_at_any_call_of_anything_harms_one_row_at_most(models, caplog):
         check(models, Injection(at))
 
 
+class Spent(Randomness):
+    """Wrong: numbers are not given back."""
+
+    def give_back(self) -> None:
+        self.taken.clear()
+
+
 @pytest.mark.usefixtures("unchecked")
-def test_numbers_that_are_not_given_back_are_caught(monkeypatch, caplog):
+def test_numbers_that_are_not_given_back_are_caught(caplog):
     """The broken twin goes on with other random numbers, so its rows get other tokens than alone."""
-    monkeypatch.setattr(Randomness, "give_back", lambda self: self.taken.clear())
+    heard = rows()
+    for row in heard:
+        row.request.random = Spent(row.request.generator)
     with pytest.raises(AssertionError):
-        check(tables, Injection(3, "step.emit"))
+        check(tables, Injection(3, "step.emit"), heard=heard)
 
 
 def test_a_fault_is_logged_once(caplog):
@@ -197,23 +206,22 @@ def test_a_row_that_makes_every_step_fail_ends_alone(caplog):
     assert [row.tokens for row in good] == alone(tables, *good, tree="2x1")
 
 
-def test_where_nothing_is_answered_any_more_the_engine_ends(monkeypatch, caplog):
+def test_where_nothing_is_answered_any_more_the_engine_ends(caplog):
     """Rows that wait hear of it; each has an error of its own, because one that is shared grows as it is raised."""
-    monkeypatch.setattr(batches, "step", lambda *_: 1 / 0)
     heard = rows()
-    engine = run(tables, heard)
+    engine = run(lambda: (TableModel(lambda prefix: 1 / 0, 5), tables()[1]), heard)
     assert isinstance(engine.fault, ZeroDivisionError)
     errors = [row.events[-1].error for row in heard]
     assert Counter(error.status for error in errors) == {500: MAX_FAILURES - 1, 503: ROWS - MAX_FAILURES + 1}
     assert len({id(error) for error in errors}) == ROWS
 
 
-def test_a_process_whose_engine_has_died_ends_and_says_why(monkeypatch, caplog):
+def test_a_process_whose_engine_has_died_ends_and_says_why(caplog):
     service = toy()
     with serving(lambda: build(service)) as (client, server):
         until(lambda: server.app is not None)
         assert client.get("/health").json() == {"status": "ok", "faults": 0}
-        monkeypatch.setattr(batches, "step", lambda *_: 1 / 0)
+        service.engine.target.conditional = lambda prefix: 1 / 0
         headers = {"x-request-id": "mine"}
         check_refused(first := client.post("/v1/completions", json=GOOD, headers=headers), 500)
         assert first.json()["error"]["message"].endswith("(request mine)")

@@ -7,11 +7,13 @@ import pytest
 from serving import complete, letters, served, service, toy
 
 import multidraft as md
+from multidraft.decoding.request import Request
 from multidraft.judging.reference_model import ModelReference
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.server import answers
-from multidraft.server import service as services
+from multidraft.server.bodies import GenerationBody
+from multidraft.server.service import Service
 
 SIZE, ANSWERS = 4, 64  # answers of a request
 TARGET, DRAFT = random_table(SIZE, 3, 1), random_table(SIZE, 3, 2)
@@ -40,11 +42,12 @@ def distance_bound(cells: int, count: int) -> float:
     return math.sqrt(cells / count) / 2 + math.sqrt(math.log(1 / FALSE_ALARM) / (2 * count))
 
 
-def distance(temperature: float, length: int, count: int) -> float:
+def distance(temperature: float, length: int, count: int, kind: type[Service] = Service) -> float:
     """Total variation between what a server answers, to seeds of their own, and the law that it was asked for."""
     counts: Counter[str] = Counter()
     models = TableModel(TARGET, SIZE), TableModel(DRAFT, SIZE)
-    with served(service(*models, letters(SIZE), tree="2x1", rows=ANSWERS)) as client:
+    made = service(*models, letters(SIZE), tree="2x1", rows=ANSWERS)
+    with served(kind(made.engine, made.tokenizer, ["toy"])) as client:
         for seed in range(count // ANSWERS):
             answer = complete(client, prompt="a", max_tokens=length, n=ANSWERS, temperature=temperature, seed=seed)
             counts.update(choice["text"] for choice in answer["choices"])
@@ -58,10 +61,18 @@ def test_answers_have_the_law_of_the_model(length, count):
     assert distance(0.6, length, count) < distance_bound(SIZE**length, count)
 
 
-def test_a_biased_server_is_caught(monkeypatch):
-    """It samples at another temperature than the one that it is asked for."""
-    monkeypatch.setattr(services, "sampling_of", lambda *_: Sampling(1.6))
-    assert distance(0.6, 2, 192) > distance_bound(SIZE**2, 192)
+class Hotter(Service):
+    """Wrong: it samples at another temperature than the one that it is asked for."""
+
+    def make_requests(self, body: GenerationBody) -> list[Request]:
+        requests = super().make_requests(body)
+        for request in requests:
+            request.sampling = Sampling(1.6)
+        return requests
+
+
+def test_a_biased_server_is_caught():
+    assert distance(0.6, 2, 192, Hotter) > distance_bound(SIZE**2, 192)
 
 
 PARTS = "ab\xe2\xe3\xe4\xe5"  # bytes, of which four are parts of characters

@@ -12,7 +12,9 @@ from serving import NUM_LETTERS, letters, served, until
 import multidraft as md
 from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
+from multidraft.decoding.policy import Plan
 from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import TokenTree
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel, random_table
@@ -41,10 +43,10 @@ PROFILES: dict[str, Callable[[], tuple[Profile, float]]] = {
 }
 
 
-def auto_service(drafter: str = "a model", known: str = "a new pair") -> Service:
+def auto_service(drafter: str = "a model", known: str = "a new pair", kind: type[Auto] = Auto) -> Service:
     draft = DRAFTERS[drafter]()
     known_profile, budget = PROFILES[known]()
-    way = DecodeConfig(md.scheme("anchored:lorenz")), Auto(known_profile, 1.0, budget=budget, kind=draft.cost)
+    way = DecodeConfig(md.scheme("anchored:lorenz")), kind(known_profile, 1.0, budget=budget, kind=draft.cost)
     return Service(Engine(model(1), draft, *way, Limits(prefill=4)), letters(NUM_LETTERS), ["toy"])
 
 
@@ -72,16 +74,19 @@ def test_a_seed_gives_one_answer_on_every_server_beside_others_and_after_any_num
     assert len(texts) == 1
 
 
-def test_a_tree_that_follows_what_was_learnt_is_caught(monkeypatch):
-    """The twin forgets that the row has a seed."""
-    monkeypatch.setattr("multidraft.decoding.request.Randomness.is_seeded", False, raising=False)
-    monkeypatch.setattr(
-        "multidraft.decoding.state.Randomness.__init__",
-        lambda self, generator, is_seeded=False: vars(self).update(generator=generator, block=[], taken=[]),
-    )
+class Forgetful(Auto):
+    """Wrong: it forgets that a row has a seed."""
+
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        for tree in trees:
+            tree.is_seeded = False
+        return super().plan(trees, depth)
+
+
+def test_a_tree_that_follows_what_was_learnt_is_caught():
     texts = set()
     for known in PROFILES:
-        with served(auto_service(known=known)) as client:
+        with served(auto_service(known=known, kind=Forgetful)) as client:
             texts |= {answer(client, seed=5) for _ in range(3)}
     assert len(texts) > 1
 
