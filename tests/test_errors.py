@@ -1,6 +1,6 @@
 """The command that a missing package's error gives: from a checkout and from an installed copy."""
 
-from importlib.metadata import PackageNotFoundError
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,12 @@ REQUIRES = [
 @pytest.fixture
 def installed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This copy is no checkout, and its metadata lists `REQUIRES`."""
+    metadata = tmp_path / "multidraft-0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    lines = ["Metadata-Version: 2.1", "Name: multidraft", *(f"Requires-Dist: {line}" for line in REQUIRES)]
+    metadata.write_text("\n".join(lines))
     monkeypatch.setattr(errors, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(errors, "requires", lambda name: REQUIRES)
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 def test_a_checkout_installs_its_own_extra_in_its_folder() -> None:
@@ -35,10 +39,7 @@ def test_an_installed_copy_names_the_requirements_themselves() -> None:
 
 
 @pytest.mark.usefixtures("installed_copy")
-def test_without_metadata_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(errors, "requires", missing)
+def test_without_metadata_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none")])
     with pytest.raises(errors.MissingExtra, match=r"this needs Nothing; run pip install with what .* lists for serve"):
         errors.optional("no.such", "Nothing", "serve")

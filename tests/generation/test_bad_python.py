@@ -13,8 +13,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import multidraft as md
 from multidraft.generation.inputs import as_lists
+from multidraft.models.door import as_reader
 from multidraft.models.gguf.places import llama_cpp_path
-from multidraft.models.huggingface import compat, loading
+from multidraft.models.huggingface import loading
 from multidraft.sampling.checks import CHECKS
 from multidraft.sampling.ranges import Range
 
@@ -201,9 +202,9 @@ def test_an_assistant_model_does_not_arrive_and_that_is_said():
     assert "draft_model" in line
 
 
-def test_a_device_without_float64_is_refused(monkeypatch):
-    wrong = tiny_model("mistral")
-    monkeypatch.setattr(compat, "home", lambda model: torch.device("mps" if model is wrong else "cpu"))
+def test_a_device_without_float64_is_refused():
+    wrong = as_reader(tiny_model("mistral"))
+    wrong.device = torch.device("mps")
     line = refused(lambda: md.generate(tiny_model("llama"), wrong, PROMPTS, max_new_tokens=2))
     assert "the draft model is on MPS" in line
     assert "model.to('cpu')" in line

@@ -7,7 +7,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from multidraft.errors import AdviceError
-from multidraft.generation import text as texts
 from multidraft.generation.stopping import StopSearch, TextReader
 from multidraft.generation.templates import render
 from multidraft.generation.text import (
@@ -121,13 +120,13 @@ def test_a_first_space_stays_behind_a_token_that_shows_nothing():
 
 
 @pytest.mark.parametrize("kind", ["special", "half", "byte", "space", "word"])
-def test_little_is_decoded_for_each_token_whatever_a_model_writes(kind, monkeypatch):
+def test_little_is_decoded_for_each_token_whatever_a_model_writes(kind):
     """Else a long text of tokens that show nothing, or of halves of characters, takes quadratic time."""
-    tokenizer = llama_like()
+    tokenizer, sizes = llama_like(), list[int]()
     tokenizer.add_special_tokens({"eos_token": "<end>"})
     token = {"special": tokenizer.eos_token_id, "half": 1 + 0xC3, "byte": 1 + 0x41, "space": 257, "word": 258}[kind]
-    sizes, plainly = list[int](), texts.decode
-    monkeypatch.setattr(texts, "decode", lambda *a: sizes.append(len(a[1])) or plainly(*a))
+    plainly = tokenizer.decode
+    tokenizer.decode = lambda tokens, **settings: sizes.append(len(tokens)) or plainly(tokens, **settings)
     reader = TextReader(tokenizer, [258] * 20, ["zzz"])
     shown = [piece for _ in range(500) for _, piece in reader.add(token, "")] + [piece for _, piece in reader.close()]
     assert max(sizes) < 100

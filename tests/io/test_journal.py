@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -101,11 +102,19 @@ def test_a_place_is_held_by_one_process_until_it_ends(tmp_path, busy):
         pass
 
 
-def test_a_second_run_waits_for_the_first(tmp_path, busy, monkeypatch):
-    monkeypatch.setattr(files, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(files.NOTES, "warning", lambda *words: busy.stdin.close())  # the first ends when it is named
-    with files.hold(tmp_path, wait=True):
-        assert busy.wait(60) == 0
+def test_a_second_run_waits_for_the_first(tmp_path, busy):
+    class Ends(logging.Handler):
+        """The first ends when it is named."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            busy.stdin.close()
+
+    files.NOTES.addHandler(ends := Ends())
+    try:
+        with files.hold(tmp_path, wait=True):
+            assert busy.wait(60) == 0
+    finally:
+        files.NOTES.removeHandler(ends)
 
 
 def test_a_journal_is_given_back_when_nobody_has_it(tmp_path):

@@ -3,7 +3,7 @@
 import importlib
 import runpy
 import sys
-from importlib.metadata import EntryPoint
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from commands import ends_with_advice, results, run
 
 import multidraft as md
+from multidraft.cli.imports import IMPORTED_MODULES
 from multidraft.verification import registry
 from multidraft.verification.laws import Iid
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
@@ -51,14 +52,14 @@ def module(tmp_path, monkeypatch) -> str:
 
 
 @pytest.fixture
-def module_folder(tmp_path, monkeypatch) -> Path:
+def module_folder(tmp_path, monkeypatch) -> Iterator[Path]:
     """A current folder where Python does not look for modules, with one that notes in a file that it has run."""
     (tmp_path / "top.py").write_text(f"open('ran', 'w').close()\n{EXAMPLE.read_text().partition('for name')[0]}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.delitem(sys.modules, "top", raising=False)
-    monkeypatch.setattr("multidraft.cli.imports.IMPORTED_MODULES", [])
-    return tmp_path
+    yield tmp_path
+    IMPORTED_MODULES.clear()
 
 
 def test_the_example_audits_both_rules(capsys) -> None:
@@ -130,10 +131,13 @@ def test_the_command_line_imports_what_it_is_asked_to(name: str, module_folder: 
     ends_with_advice(run("--import", "broken", "schemes"), "--import broken fails with OSError: several lines")
 
 
-def test_an_installed_package_that_fails_is_left_out(monkeypatch, caplog) -> None:
+def test_an_installed_package_that_fails_is_left_out(tmp_path, monkeypatch, caplog) -> None:
     """The schemes of the others are there, and one line says which are not."""
-    points = [EntryPoint(f"p{n}", place, registry.ENTRY_POINT_GROUP) for n, place in enumerate(PLACES)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    (folder := tmp_path / "rules_of_others-1.0.dist-info").mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: rules-of-others\nVersion: 1.0\n")
+    points = "".join(f"p{number} = {place}\n" for number, place in enumerate(PLACES))
+    (folder / "entry_points.txt").write_text(f"[{registry.ENTRY_POINT_GROUP}]\n{points}")
+    monkeypatch.syspath_prepend(tmp_path)
     schemes = registry.entries.__wrapped__()
     assert "mine:rule" in schemes
     (line,) = caplog.messages
