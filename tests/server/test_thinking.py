@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import run
+from commands import job_of
 from serving import events, served, service
 from templates import CHATML, FAMILIES, writer
 
 import multidraft as md
-from multidraft.cli import decode
-from multidraft.cli.models import Models
+from multidraft.cli.generate import Output, decode_prompts
 from multidraft.generation.text import encode_messages, text_ends
 from multidraft.sampling.grammar import PathMasks
 
@@ -31,7 +30,7 @@ CASES = {  # a family, another template, settings of the template, what the mode
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_form_begins_where_thinking_ends(kind, monkeypatch, tmp_path):
+def test_a_form_begins_where_thinking_ends(kind, capsys):
     name, template, settings, written, thought, answer = CASES[kind]
     tokenizer = FAMILIES[name].tokenizer
     tokenizer.chat_template = template or tokenizer.chat_template
@@ -52,12 +51,10 @@ def test_a_form_begins_where_thinking_ends(kind, monkeypatch, tmp_path):
             (item,) = client.post("/v1/responses", json=asked | form).json()["output"]
             assert item["content"][0]["text"] in ("1", "2")
     if not settings:
-        schema = tmp_path / "schema.json"
-        schema.write_text('{"enum": [1, 2]}')
-        monkeypatch.setattr(decode, "load", lambda *_: Models(model, None, tokenizer))
-        names = ["--target", "embedded", "--draft", "none", "--max-new-tokens", 40, "--temperature", 0]
-        result = run("generate", *names, "--chat", "--prompt", "Hi", "--json-schema", schema, "--json")
-        assert f"{thought}</think>" * bool(thought) in result.stdout
+        job = job_of(model, tokenizer, "Hi", chat=True, temperature=0, schema='{"enum": [1, 2]}')
+        capsys.readouterr()
+        decode_prompts(job, False, Output(as_json=True), None)
+        assert f"{thought}</think>" * bool(thought) in capsys.readouterr().out
 
 
 def test_thinking_may_end_within_a_token_and_its_rest_counts():
