@@ -1,7 +1,9 @@
 """Tiny draft heads with random weights for the tiny models, and what they say of one path, read plainly."""
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,6 +89,14 @@ def logits_along(module: Any, states: Tensor, text: list[int], path: list[int]) 
         token_place = torch.tensor([place])
         last = module(torch.tensor([[token]]), last, token_place[None], masks(module, token_place, place + 1), cache)
     return module.logits(last)[0, 0]
+
+
+def own_text(out: Path) -> None:
+    """What the embedded target has written for `train-head --self` before it was stopped: short texts, and enough."""
+    out.mkdir(exist_ok=True)
+    texts = ["Once upon a time", "It was a dark night", "The old house stood", "He looked at the sea"] * 4
+    records = [{"id": f"self/{n}", "text": text, "tokens": 8} for n, text in enumerate(texts)]
+    (out / "text.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
 def masks(module: Any, places: Tensor, end: int) -> dict[str, Tensor]:

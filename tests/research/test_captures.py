@@ -5,10 +5,12 @@ Long runs write to places of their own, one at a time, and give the same bytes w
 
 import errno
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,19 +18,18 @@ from captures import keep
 from commands import ends_with_advice
 from commands import run as command
 from deadly import Deadly
-from multidraft_research.captures import work
 from multidraft_research.captures.capturing import Manner, capture, capture_prompt, largest
 from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear
 from multidraft_research.captures.recording import Recording, join
 from multidraft_research.captures.work import Capturing, Passage, check_room
-from multidraft_research.cli.executors import Processes, run, serial
+from multidraft_research.cli.executors import Executor, JobFunction, Processes, run, serial
 from multidraft_research.studies.acceptance import random_pairs
 from tiny import VOCABULARY, tiny_model
 
 import multidraft as md
 from multidraft.errors import AdviceError
 from multidraft.io import files as outputs
-from multidraft.io.journal import Journal
+from multidraft.io.journal import Journal, Record
 from multidraft.zoo import Pair
 
 PASSAGES = [Passage(f"p{i}", "task", tokens) for i, tokens in enumerate([[1, 2, 3], [4, 5], [6, 7, 8, 9]])]
@@ -59,10 +60,10 @@ def pair() -> Pair:
     return Pair(tiny_model("llama"), tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
 
 
-def captured(folder: Path, manner: Manner) -> Capture:
+def captured(folder: Path, manner: Manner, executor: Executor = serial) -> Capture:
     """A capture of the tiny models in a folder."""
     journal = Journal(folder / MANIFEST, SETTINGS)
-    run(Capturing(pair, PASSAGES, manner, folder), len(PASSAGES), journal, serial, "capturing")
+    run(Capturing(pair, PASSAGES, manner, folder), len(PASSAGES), journal, executor, "capturing")
     return Capture.open(folder)
 
 
@@ -90,7 +91,7 @@ def test_what_is_kept_is_what_the_models_say_and_its_size_is_known_before(tmp_pa
     assert torch.allclose(scored.recording.target, logits, atol=1e-5)  # of a given text
     most = largest(len(PASSAGES), manner, VOCABULARY)
     assert most <= sum(entry.bytes for entry in kept.entries) <= most + 3000
-    monkeypatch.setattr(work.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
     with pytest.raises(AdviceError, match="or --top-k"):
         check_room(pair(), 3, manner, VOCABULARY, tmp_path)
 
@@ -123,19 +124,19 @@ def test_recordings_of_two_dtypes_are_kept_as_they_are_and_shown(tmp_path) -> No
 
 
 @pytest.mark.parametrize("top_k", [None, 7])
-def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, monkeypatch, top_k) -> None:
-    manner, torn, capture_prompt, calls = Manner(new_tokens=4, top_k=top_k), tmp_path / "torn", work.capture_prompt, []
+def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, top_k) -> None:
+    manner, torn, jobs_of_runs = Manner(new_tokens=4, top_k=top_k), tmp_path / "torn", list[list[int]]()
     captured(tmp_path / "whole", manner)
 
-    def killed(*arguments):
-        calls.append(1)
-        if len(calls) == 2:
+    def killed(work: JobFunction, jobs: Sequence[int]) -> Iterator[Record]:
+        jobs_of_runs.append([*jobs])
+        yield work(jobs[0])
+        if len(jobs_of_runs) == 1:
             raise KeyboardInterrupt
-        return capture_prompt(*arguments)
+        yield from map(work, jobs[1:])
 
-    monkeypatch.setattr(work, "capture_prompt", killed)
     with pytest.raises(KeyboardInterrupt):
-        captured(torn, manner)
+        captured(torn, manner, killed)
     with pytest.raises(AdviceError, match="has 1 of 3 prompts"):
         Capture.open(torn)
     with (torn / MANIFEST).open("a") as manifest:
@@ -143,8 +144,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, monkeypatch, 
     for name in ("00001.safetensors", f"{outputs.NEW_PREFIX}123.safetensors"):
         (torn / name).write_bytes(b"half")
     clear(torn)
-    captured(torn, manner)
-    assert len(calls) == 4
+    captured(torn, manner, killed)
+    assert jobs_of_runs == [[0, 1, 2], [1, 2]]
     assert files(torn) == files(tmp_path / "whole")
 
 
@@ -243,7 +244,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> N
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "ray", None)
         ends_with_advice(command(*words, "local"), "pip install -c constraints.txt -e '.[ray]'")
-    monkeypatch.setattr("multidraft_research.cli.executors.optional", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # which is not asked yet
     for address, advice in (("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")):
         ends_with_advice(command(*words, address), advice)
     assert list(tmp_path.iterdir()) == []

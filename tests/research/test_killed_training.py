@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from heads import own_text
 from multidraft_research.cli import train_head
-from multidraft_research.training.heads import run, target_text
+from multidraft_research.training.heads import run
 from safetensors.torch import load_file
 
 TRAIN = [sys.executable, "-m", "multidraft", "train-head", "--kind", "medusa", "--target", "embedded"]
@@ -60,8 +61,8 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path)
 @pytest.mark.parametrize("moment", ["before the head is written", "before the log is"])
 def test_a_run_that_ends_at_its_last_moment_is_not_taken_for_a_ready_one(moment, tmp_path, monkeypatch):
     """The head that it had then was an older one, or none, and the next run called it ready."""
-    monkeypatch.setattr(target_text, "ROWS_TOGETHER", 12)
-    monkeypatch.setattr(target_text, "MAX_ANSWER_TOKENS", 8)
+    for name in ("whole", "torn"):
+        own_text(tmp_path / name)
     settings = {"kind": train_head.Kind.medusa, "target": "embedded", "tokens": 90, "vocabulary": 50}
     settings |= {"self_written": True, "steps": 2, "batch": 50, "every": 1, "depth": 2}
     train_head.train_head(out=tmp_path / "whole", **settings)
@@ -75,10 +76,10 @@ def test_a_run_that_ends_at_its_last_moment_is_not_taken_for_a_ready_one(moment,
             raise SystemExit(137)
         plainly(*words)
 
-    monkeypatch.setattr(run, "write", torn)
-    with pytest.raises(SystemExit):
-        train_head.train_head(out=tmp_path / "torn", **settings)
-    monkeypatch.setattr(run, "write", plainly)
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "write", torn)
+        with pytest.raises(SystemExit):
+            train_head.train_head(out=tmp_path / "torn", **settings)
     train_head.train_head(out=tmp_path / "torn", **settings)
     ours, theirs = (load_file(tmp_path / name / "head" / "model.safetensors") for name in ("whole", "torn"))
     assert all(weight.equal(theirs[name]) for name, weight in ours.items())

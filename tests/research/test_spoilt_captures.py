@@ -3,13 +3,14 @@
 import json
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
+import psutil
 import pytest
 import torch
 from captures import keep
-from multidraft_research.captures import shard
 from multidraft_research.captures.folder import MANIFEST, Capture
 from multidraft_research.studies.acceptance import random_pairs
 from safetensors.torch import load_file, save
@@ -91,7 +92,7 @@ def test_a_shard_has_what_its_manifest_says(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(AdviceError, match=message):
             Capture.open(tmp_path).shard(0)
     kept.write_tensors(kept.tensors)
-    monkeypatch.setattr(shard, "available", lambda device: 100)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
     with pytest.raises(AdviceError, match="3 positions of 10 tokens, which take up to"):
         Capture.open(tmp_path).shard(0)
 

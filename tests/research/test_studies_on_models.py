@@ -15,7 +15,6 @@ from commands import ends_with_advice, printed, run, save_pair, written
 from multidraft_research.captures.work import Passage
 from multidraft_research.studies.acceptance import cases, measure, random_pairs
 from multidraft_research.studies.listed import LISTED
-from multidraft_research.studies.on_captures import candidates
 from multidraft_research.studies.on_models import (
     adaptive,
     blocks,
@@ -204,9 +203,7 @@ def values(results: dict) -> dict[tuple, tuple]:
     return {(e["panel"], e["row"], e["column"]): (e["value"], e["standard_error"]) for e in results["entries"]}
 
 
-def test_every_draft_has_the_rows_of_its_own_study(tmp_path, monkeypatch, unchecked) -> None:
-    monkeypatch.setattr(candidates, "COUNTS", (4,))
-    monkeypatch.setattr(candidates, "TEMPERATURES", (1.0,))
+def test_every_draft_has_the_rows_of_its_own_study(tmp_path, unchecked) -> None:
     models = save_pair(tmp_path / "models")
     words = ["--prompts", written(models / "prompts.jsonl", "the old", "a storm", "and alone"), "--max-new-tokens", 6]
     target, draft = (models / name for name in ("target", "draft"))

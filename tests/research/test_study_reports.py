@@ -14,6 +14,9 @@ from commands import ends_with_advice, printed, run
 from multidraft_research.captures.folder import Capture
 from multidraft_research.captures.recording import Recording
 from multidraft_research.cli import everything, others
+from multidraft_research.cli.capture import Source
+from multidraft_research.cli.executors import serial
+from multidraft_research.cli.measured import StudyRequest
 from multidraft_research.studies import pictures, solve_time, solve_time_picture
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.curves import HIGH, LOW, PositionCase, telling_case
@@ -113,11 +116,9 @@ def estimates(records: list[dict]) -> dict:
     return {place: ratio(sums_of_place) for place, sums_of_place in sums(records).items()}
 
 
-def test_walks_are_those_of_the_command(monkeypatch) -> None:
-    monkeypatch.setattr(walks, "TREES", ("1x1", "2"))
-    monkeypatch.setattr(walks, "SCHEMES", ("iid:lorenz",))
+def test_walks_are_those_of_the_command() -> None:
     estimated = estimates([walks.OverTables(2, 5)(case) for case in range(2)])
-    for s, tree in walks.jobs(walks.SCHEMES, walks.TREES, 2):
+    for s, tree in walks.jobs(["iid:lorenz"], ["1x1", "2x1"], 2):
         line = measure(s, tree, 2, 2, 5)
         for walk, accepted in (line.walks | {walks.BOUND: line.bound}).items():
             assert estimated[walks.ACCEPTED, walks.row(s.name, walk), tree].value == pytest.approx(accepted, abs=1e-12)
@@ -214,7 +215,6 @@ def few_studies(monkeypatch) -> None:
     monkeypatch.setattr("multidraft_research.studies.curves.draw", lambda case, names, path: sketch(case, path))
     monkeypatch.setattr(everything, "LISTED", {name: LISTED[name] for name in ("top-k", "trees")})
     for module, name, value in (
-        (walks, "TREES", ("1x1",)),
         (others, "SOLVED", {False: (1, 10.0)}),
         (others, "WALKED", {False: (2, 2)}),
         (solve_time, "PAPER_SIZES", [(3, 2)]),
@@ -225,9 +225,7 @@ def few_studies(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_all_studies_of_a_capture_are_one_command_and_are_not_measured_again(
-    tmp_path, few_studies, monkeypatch
-) -> None:
+def test_all_studies_of_a_capture_are_one_command_and_are_not_measured_again(tmp_path, few_studies) -> None:
     """Those that need models are left out where a capture was given."""
     folder, out = keep(tmp_path / "capture", *(random_pairs(8, 30, seed) for seed in range(2))), tmp_path / "run"
     words = ["study", "all", "--capture", folder, "--out", out]
@@ -237,14 +235,14 @@ def test_all_studies_of_a_capture_are_one_command_and_are_not_measured_again(
     assert set(re.findall(r'<details id="([a-z-]+)"', html)) == set(whole)
     assert "<td>prompts</td><td>2</td></tr><tr><td>positions</td><td>16</td>" in html
     assert all(json.loads((out / f"{name}.json").read_text())["name"] == name for name in others.OTHERS)
-    journals = {name: (out / f"{name}.jsonl").read_bytes() for name in ("solve-time", "walks")}
-    monkeypatch.setattr("multidraft_research.studies.solve_time.measure_task", None)
-    monkeypatch.setattr("multidraft_research.studies.on_cases.walks.one_case", None)
+    journals = {out / f"{name}.jsonl": (out / f"{name}.jsonl").read_bytes() for name in ("solve-time", "walks")}
     assert printed(*words) == whole
-    assert {name: (out / f"{name}.jsonl").read_bytes() for name in journals} == journals
-    monkeypatch.setattr(everything, "OTHERS", {"curves": others.curves})
-    monkeypatch.setattr("multidraft_research.studies.on_cases.curves.first_telling", lambda capture: None)
-    without = run("study", "all", "--capture", folder, "--out", tmp_path / "without")
-    assert without.exit_code == 0, without.output
-    assert "no picture of curves" in without.stderr
-    assert not (tmp_path / "without" / "curves.svg").exists()
+    assert {journal: journal.read_bytes() for journal in journals} == journals  # which has the times of answers
+
+
+def test_without_a_telling_position_there_is_no_picture_of_curves(tmp_path, capsys) -> None:
+    folder = keep(tmp_path / "flat", random_pairs(1, 2, 0))
+    request = StudyRequest(tmp_path / "out", Source(None, None), 1, 0, serial, folder)
+    assert others.curves("curves", request) is None
+    assert "no picture of curves" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "curves.svg").exists()

@@ -92,10 +92,10 @@ def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
     assert accepted_tokens(forest, way[0], eager) > bound + 1e-3
 
 
-def test_too_much_is_refused_with_advice(monkeypatch):
-    monkeypatch.setattr("multidraft_research.studies.tree_bound.MOST_VARIABLES", 2)
+def test_too_much_is_refused_with_advice():
+    tree = frozenset((0,) * depth for depth in range(1, 30))
     with pytest.raises(md.AdviceError, match="take a smaller tree"):
-        tree_bound({frozenset({(0,)}): 1.0}, lambda tokens: torch.tensor([0.5, 0.5]), 2)
+        tree_bound({tree: 1.0}, lambda tokens: torch.full((999,), 1 / 999), 999)
 
 
 def test_the_command_prints_a_table_or_json_and_wrong_input_ends_with_one_line():

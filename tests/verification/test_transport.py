@@ -306,9 +306,9 @@ def test_messages_advise(call, message):
 def test_linear_program_merges_tuples_into_sets_and_refuses_what_will_not_fit(monkeypatch):
     tuples = torch.tensor([[0, 1], [1, 0], [1, 1], [0, -1], [-1, -1]])
     assert optimal_by_linear_program(t64(0.9, 0.1), tuples, t64(0.1, 0.2, 0.4, 0.1, 0.2)) == pytest.approx(0.5)
-    monkeypatch.setattr("multidraft_research.solvers.linear_program.MOST_VARIABLES", 3)
-    with pytest.raises(ValueError, match="at most 3 are accepted"):
-        optimal_by_linear_program(t64(0.9, 0.1), tuples, t64(0.1, 0.2, 0.4, 0.1, 0.2))
+    many = torch.combinations(torch.arange(127), 3)  # of which each set has three variables
+    with pytest.raises(ValueError, match="at most 1,000,000 are accepted"):
+        optimal_by_linear_program(torch.ones(127) / 127, many, torch.ones(len(many)) / len(many))
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install .* '.\[transport\]'"):
         optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0], [1]]), t64(0.5, 0.5))
