@@ -4,6 +4,7 @@ import doctest
 import re
 import runpy
 import tomllib
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -68,11 +69,19 @@ def names() -> dict[str, Any]:
     return dict(md=md, target=target, model=target, draft=draft, tokenizer=tokenizer, inputs=inputs)
 
 
+@pytest.fixture
+def own_schemes() -> Iterator[None]:
+    """What a snippet registers is forgotten."""
+    before = dict(registry.SCHEMES)
+    yield
+    for name in registry.SCHEMES.keys() - before:
+        del registry.SCHEMES[name]
+
+
 @pytest.mark.filterwarnings("ignore")  # transformers speaks of padding and of code that it trusts
 @pytest.mark.parametrize("snippet", snippets())
-def test_snippets_run(snippet, names, monkeypatch):
+def test_snippets_run(snippet, names, own_schemes):
     torch.manual_seed(0)
-    monkeypatch.setattr(registry, "SCHEMES", dict(registry.SCHEMES))  # what a snippet registers is forgotten
     assert snippet.how in (None, EMBEDDED, FILES)
     if snippet.code.startswith(">>>"):
         test = doctest.DocTestParser().get_doctest(snippet.code, {}, "snippet", None, 0)

@@ -1,6 +1,7 @@
 """The load benchmark against servers in this process: all that is asked for is counted, and no clock is judged."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Fine).serve_forever()
 def test_every_server_gets_the_threads_that_are_asked_for(tmp_path, monkeypatch, capsys):
     """Torch takes them from one name, vLLM from another, whatever was set before."""
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    monkeypatch.setattr(servers, "cores", lambda: [4, 6, 9])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {9, 4, 6}, raising=False)
     who = servers.Contestant("shows", [sys.executable, "-c", SHOWS, "{port}"], {})
     with servers.running(who, tmp_path / "log", 2) as server:
         assert server.seconds > 0
