@@ -6,13 +6,11 @@ import sys
 import gguf_passes
 import pytest
 from ggufs import INSTALLED, tiny_file
-from multidraft_research.tuning import target_passes
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_every_library_that_reads_a_file_has_its_numbers(form, capsys, monkeypatch):
     file = tiny_file("llama")
-    monkeypatch.setattr(target_passes, "TEXT_TOKENS", 8)
     monkeypatch.setattr(sys, "argv", ["gguf_passes", str(file), "--tokens", "1", "8", "--rounds", "2", *form])
     gguf_passes.main()
     printed, errors = capsys.readouterr()

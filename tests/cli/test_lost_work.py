@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from commands import ends_with_advice, results, run, stop_at, written
 
-import multidraft as md
 from multidraft.cli import main as cli
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
@@ -150,7 +149,7 @@ def test_a_closed_pipe_a_full_disk_and_no_stdout_in_a_shell(ending, word, locale
 
 def test_sigterm_in_the_middle_of_a_prompt(prompts, monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(md, "generate", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    stop_at(monkeypatch, call=1, tokens=1, stop=lambda: signal.raise_signal(signal.SIGTERM))
     monkeypatch.setattr(sys, "argv", ["multidraft", "generate", "--prompts", str(prompts), "--json"])
     try:
         with pytest.raises(SystemExit) as ended:

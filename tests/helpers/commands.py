@@ -1,6 +1,7 @@
 """The command line from outside, and two tiny models in folders for it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,12 @@ def ends_with_advice(result, advice: str) -> None:
     assert advice in line
 
 
-def stop_at(monkeypatch, call: int, tokens: int) -> list[list[int]]:
+def interrupt() -> None:
+    """What Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def stop_at(monkeypatch, call: int, tokens: int, stop: Callable[[], object] = interrupt) -> list[list[int]]:
     """Ctrl-C in the given call of `md.generate` after some tokens; returns the first prompts of all calls."""
     plainly, prompts = md.generate, list[list[int]]()
 
@@ -59,7 +65,7 @@ def stop_at(monkeypatch, call: int, tokens: int) -> list[list[int]]:
             stream(row, emitted)
             seen.extend(emitted.tokens)
             if len(prompts) == call and len(seen) >= tokens:
-                raise KeyboardInterrupt
+                stop()
 
         return plainly(target, draft, rows, stream=heard, **settings)
 

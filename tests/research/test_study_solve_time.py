@@ -36,7 +36,6 @@ def recording(tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def few_synthetic_pairs(monkeypatch, unchecked) -> None:
     monkeypatch.setattr(solve_time, "POSITIONS", 4)
-    monkeypatch.setattr(solve_time, "VOCABULARY", 300)
 
 
 def study(recording: Path, *arguments: object):
@@ -140,7 +139,7 @@ def test_wrong_input_gets_advice(recording) -> None:
         (["--size", "0,2"], "no size"),
         (["--method", "guess"], "choose from lorenz"),
         (["--tokens", "5"], "only 4 tokens"),
-        (["--size", "301,2"], "larger than the vocabulary"),
+        (["--size", "128257,2"], "larger than the vocabulary"),
     ):
         ends_with_advice(study(recording, *arguments), advice)
     study(recording, "--size", "3,2", "--method", "naive")
