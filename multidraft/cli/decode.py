@@ -53,6 +53,7 @@ class Job:
         """The settings that the report lists: all that texts depend on, except the prompts."""
         form = {} if self.schema is None else {"json_schema": self.schema}
         models = {"target": self.target, "draft": self.draft}
+        models |= {"revision": self.loader.revision} if self.loader.revision else {}
         return models | self.settings | form | {"batch": self.batch, "seed": self.seed}
 
     def journal(self, path: Path, compare: bool) -> Journal:

@@ -125,7 +125,7 @@ def generate(
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     prompts = [] if source.is_conversation else read_prompts(source.prompt, source.prompts, source.limit)
     engine = models.named_engine or default_engine(models.target, models.draft, run.compiles)
-    loader = Loader(engine, models.trust)
+    loader = Loader(engine, models.trust, models.revision)
     loader.check()
     target, draft = default_pair(models.target, models.draft, loader.heads_pay and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles, "max_num_seqs": run.max_num_seqs}

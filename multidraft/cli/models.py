@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io.files import check_folder
-from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES
+from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES, hub
 from multidraft.zoo import embedded_folder, has_embedded
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ BUILT_IN_HELP = ", ".join(
     f"`{name}:2`" if number is None else f"`{name}[:{number}]`" for name, number in BUILT_IN.items()
 )
 TARGET_HELP = (
-    "Folder, hub name, GGUF file, `smollm2` or `embedded`. Default: smollm2 if it is installed, else embedded."
+    "Folder, GGUF file, hub name, ORG/NAME:TYPE, `smollm2` or `embedded`. Default: smollm2 if installed, else embedded."
 )
 DRAFT_HELP = (
     f"As a target, or {BUILT_IN_HELP}, or a head: `{':FOLDER`, `'.join(HEADS)}:FOLDER`, or its hub name; "
@@ -66,10 +66,11 @@ class Models(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """How models are loaded: the engine, or the folder of a build of llama.cpp, and whether to trust remote code."""
+    """How models are loaded: the engine or a build of llama.cpp, trust in remote code, and the target's revision."""
 
     engine: str | None = None
     trust: bool = False
+    revision: str | None = None
 
     @property
     def heads_pay(self) -> bool:
@@ -81,10 +82,10 @@ class Loader(NamedTuple):
         """The library that has to read GGUF files, if one has to."""
         return None if self.engine == TRANSFORMERS else self.engine
 
-    @property
-    def settings(self) -> dict[str, bool]:
+    def settings(self, is_target: bool) -> dict[str, object]:
         """What transformers' `from_pretrained` is told."""
-        return {"trust_remote_code": True} if self.trust else {}
+        revision = {"revision": self.revision} if is_target and self.revision else {}
+        return revision | ({"trust_remote_code": True} if self.trust else {})
 
     def check(self) -> None:
         """Raise on an engine that does not exist."""
@@ -232,15 +233,15 @@ def load_models(
     silence()
     paths = [resolve(target, "target", loader), *(resolve(name, "draft", loader) for name in drafts)]
     files = {path: GGUF(Path(path), library=loader.library) for path in dict.fromkeys(paths) if is_file(path)}
-    go_offline_without_hub(path for path in paths if path not in files)
+    settings = {path: loader.settings(path == paths[0]) for path in paths}
     tokenizers = {
-        path: LlamaTokenizer(files[path].weights) if path in files else load_tokenizer(path, **loader.settings)
+        path: LlamaTokenizer(files[path].weights) if path in files else load_tokenizer(path, **settings[path])
         for path in dict.fromkeys(paths)
         if path == paths[0] or not has_partial_vocabulary(path, files.get(path))
     }
     others = {path: other_pieces(paths[0], tokenizers[paths[0]], path, tokenizers[path]) for path in tokenizers}
     models: list[Model] = [
-        files[path] if path in files else ready_model(load_model(path, **loader.settings), name)
+        files[path] if path in files else ready_model(load_model(path, **settings[path]), name)
         for path, name in zip(paths, [target, *drafts], strict=True)
     ]
     if paths[0] not in files:
@@ -253,8 +254,12 @@ def load_models(
 
 
 def resolve(name: str, role: str, loader: Loader) -> str:
-    """The folder, hub name or GGUF file for a name; for transformers a GGUF file is converted to a folder."""
+    """The folder, hub name or GGUF file for a name: downloaded if it is on the hub, for transformers a new folder."""
+    from multidraft.models.gguf.choice import hub_file
+
     engine = loader.engine
+    if loader.revision and role == "target" and (name in PAIRS or Path(name).expanduser().exists()):
+        raise AdviceError(f"--revision is of the hub, and the target {name!r} is here; leave one of them out")
     if name == EMBEDDED:
         return str(embedded_folder(role))
     if name == SMOLLM2:
@@ -263,10 +268,12 @@ def resolve(name: str, role: str, loader: Loader) -> str:
         name, engine = str(smollm2.file(role)), engine or TRANSFORMERS
         if engine != TRANSFORMERS and role == "target":
             name = str(smollm2.fast_target())
+    elif hub.name_of(name) or not is_file(name):
+        go_offline_without_hub([name])
+        name = str(hub_file(name, loader.revision if role == "target" else None, engine, bool(loader.library)) or name)
     if not is_file(name):
         if loader.library:
-            advice = f"which --engine {engine} needs; give one, or leave out --engine"
-            raise AdviceError(f"{name!r} is no GGUF file, {advice}")
+            raise AdviceError(f"{name!r} is no GGUF file, which --engine {engine} needs; give one, or leave it out")
         return name
     check_file(name, engine)
     path = Path(name).expanduser()
@@ -283,12 +290,12 @@ def check_names(target: str, draft: str, engine: str | None = None) -> None:
     for name, role in [(target, "target"), *((name, "draft") for name in models_in(parse(draft)))]:
         if name == EMBEDDED:
             embedded_folder(role)
-        elif name == SMOLLM2:
-            check_smollm2(role)
-        elif is_file(name):
-            check_file(name, engine)
-        else:
-            check_folder(name)
+        elif name == SMOLLM2 and role == "target":
+            from multidraft.zoo import smollm2
+
+            smollm2.check_installed()
+        elif hub.name_of(name) is None:
+            check_file(name, engine) if is_file(name) else check_folder(name)
 
 
 def check_file(name: str, engine: str | None) -> None:
@@ -300,14 +307,6 @@ def check_file(name: str, engine: str | None) -> None:
     check_readable(Path(name).expanduser(), engine)
 
 
-def check_smollm2(role: str) -> None:
-    """Raise where the package with the target is not installed."""
-    from multidraft.zoo import smollm2
-
-    if role == "target":
-        smollm2.check_installed()
-
-
 def has_partial_vocabulary(name: str, file: Any) -> bool:
     """Whether a draft model has only part of its target's vocabulary, and therefore no tokenizer."""
     if file is not None:
@@ -317,8 +316,9 @@ def has_partial_vocabulary(name: str, file: Any) -> bool:
 
 
 def is_file(name: str) -> bool:
-    """Whether a name is a GGUF file, not a folder or a hub name."""
-    return name.lower().endswith(".gguf") or Path(name).expanduser().is_file()
+    """Whether a name is a GGUF file, by its path or by type on the hub, not a folder or a hub name alone."""
+    named = hub.name_of(name)
+    return bool(named[1]) if named else name.lower().endswith(hub.SUFFIX) or Path(name).expanduser().is_file()
 
 
 def ready_model(model: "HuggingFaceModel", name: str) -> "HuggingFaceModel":
@@ -381,9 +381,10 @@ def mixture_of(members: "list[Model]", mixture: list[Member]) -> "Model":
 
 
 def silence() -> None:
-    """Turn off the libraries' warnings and progress bars."""
+    """Turn off the libraries' warnings and progress bars, but for those of downloads."""
     import warnings
 
+    from huggingface_hub.utils import enable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
@@ -391,6 +392,8 @@ def silence() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module=r"transformers|torch|huggingface_hub")
+    for group in ("http_get", "xet_get"):
+        enable_progress_bars(f"huggingface_hub.{group}")
 
 
 def go_offline_without_hub(names: Iterable[str]) -> None:

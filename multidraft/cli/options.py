@@ -66,6 +66,7 @@ class ModelOptions:
     engine: Annotated[str | None, option(ENGINE_HELP, MODELS)] = None
     llama_lib: Annotated[Path | None, option(LLAMA_LIB_HELP, MODELS, "--llama-lib")] = None
     trust: Annotated[bool, option(TRUST_HELP, MODELS, "--trust-remote-code")] = False
+    revision: Annotated[str | None, option("Branch, tag or commit of the target on the hub.", MODELS)] = None
 
     @property
     def named_engine(self) -> str | None:

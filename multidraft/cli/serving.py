@@ -90,7 +90,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # for threads that start later, such as the engine's
-        target, draft, tokenizer = load(self.target, self.draft, Loader(self.named_engine, self.trust))
+        target, draft, tokenizer = load(self.target, self.draft, Loader(self.named_engine, self.trust, self.revision))
         if self.template is not None:
             tokenizer.chat_template = self.template
         if not tokenizer.chat_template:

@@ -46,9 +46,9 @@ def check_picture(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
 
 def check_folder(name: str) -> None:
     """Raise where the name of a model is a path, not a hub name, and no folder is there."""
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or ":" in name
     if is_path and not Path(name).expanduser().is_dir():
-        raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name such as owner/model")
+        raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name, as owner/model:Q8_0")
 
 
 def content(path: Path, what: str, max_bytes: int = 2**28) -> bytes:

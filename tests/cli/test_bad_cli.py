@@ -40,7 +40,7 @@ TREE += ['["0"]', "9" * 24, "9" * 5000, "[" * 100_000, "[[" + "9" * 5000, "64x64
 TREE += ["2 paths of 0", "2 paths of " + "9" * 24, HALF]
 DRAFT = ["", ",", "+", "ngram+", "ngram,", "0.5*ngram", "0.5*", "*ngram", "2*ngram+-1*lookup", "0.5*ngram+0.6*lookup"]
 DRAFT += ["0.5*ngram+lookup", "ngram:0", "ngram:x", "ngram:" + "9" * 400, "lookup:0", "layers", "layers:0", "@none"]
-DRAFT += ["ngram,lookup", "9" * 400 + "*ngram+1*lookup", HALF, "owner/model", "a/b/c"]
+DRAFT += ["ngram,lookup", "9" * 400 + "*ngram+1*lookup", HALF, "owner/model", "a/b/c", "a/b:c:d"]
 SIZE = ["", "x", "64", "64x", "x2", "63x2", "0x2", "64x0", "-64x2", "64x2x2", "²x2", "9" * 30 + "x2", "64x" + "9" * 30]
 PROBLEM = ["", "x", "10", "10,", ",2", "0,2", "10,0", "-10,2", "10,2,2", "²,2", "9" * 30 + ",2"]
 TEXT: dict[str, list[str]] = {  # by the name of the option; of those that are left out, the empty text
@@ -80,7 +80,7 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--min-p 2; --top-n-sigma -2; --repetition-penalty 0; --temperature 1e-9; --jsonl @text.txt; "
         "--jsonl @other.jsonl; --jsonl @no-line; --prompt '' --stop a --stop ''; --plan /dev/zero; "
         "--prompts /dev/zero; --target @endless --draft ngram; --engine magic; --engine llama.cpp; "
-        "--target @none.gguf --draft ngram; "
+        "--target @none.gguf --draft ngram; --target owner/model:Q8_0 --draft ngram; --target embedded --revision v1; "
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
         "--compare --baselines vllm",
     ),

@@ -60,8 +60,9 @@ def test_names_that_do_not_fit(target, draft, advice):
 
 
 def test_smollm2s_draft_fits_its_own_file():
-    """The target of the package by its path, and any other file: whether that fits is checked when it is loaded."""
-    assert names.default_pair("some/file.gguf", "smollm2") == ("some/file.gguf", "smollm2")
+    """The target of the package by its path or hub name, and any other: whether it fits is checked when loading."""
+    for file in ("some/file.gguf", "Org/SmolLM2-GGUF:Q8_0"):
+        assert names.default_pair(file, "smollm2") == (file, "smollm2")
     with pytest.raises(AdviceError, match="is for the target smollm2"):
         names.default_pair("embedded", "smollm2")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from multidraft.errors import AdviceError, MissingExtra, install_command, quote
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES, LLAMA_CPP, header, ik_llama
+from multidraft.models.gguf.hub import look_up
 from multidraft.models.gguf.library import GGUFLibrary, LlamaCpp, build_digest, llama_cpp
 from multidraft.models.gguf.places import llama_cpp_path
 from multidraft.models.gguf.verdicts import WIDTHS, verdict_on
@@ -85,6 +86,14 @@ def is_faster(build: Path, path: Path) -> bool:
 def is_worth_a_trial(path: Path) -> bool:
     """Whether a model is large enough for the seconds that a trial takes."""
     return sum(part.stat().st_size for part in header.parts(path)) > MIN_TRIED_BYTES
+
+
+def hub_file(name: str, revision: str | None, engine: object, is_gguf: bool) -> Path | None:
+    """The file of a GGUF model of the hub, downloaded if it is not here; None where a name stands for others."""
+    found, needs_build = look_up(name, revision, is_gguf), engine or ik_llama.reason_against_package()
+    if found and needs_build and engine in (None, LLAMA_CPP) and llama_cpp_path() is None:
+        raise MissingExtra(f"no llama.cpp is found; {GET_BUILD}")
+    return found.fetch() if found else None
 
 
 @cache

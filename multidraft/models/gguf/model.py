@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, quote
-from multidraft.models.gguf.choice import library_for
+from multidraft.models.gguf.choice import hub_file, library_for
 from multidraft.models.gguf.file import LoadedModel
 from multidraft.models.gguf.library import GGUFLibrary
 from multidraft.models.gguf.memory import BYTES, Memory, PlacedToken, Sequences
@@ -25,7 +25,7 @@ class GGUF(Reader):
     and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
     llama.cpp was built for one (all, unless you say so). `library` is "ik_llama.cpp", "llama.cpp", the folder of a
     build of llama.cpp, or what is loaded already; without it, the fastest that is there and reads the file. It computes
-    with as many threads as torch may use.
+    with as many threads as torch may use. A path may also be a name of the hub, `ORG/NAME:TYPE`, with a `revision`.
 
     Raises AdviceError where the file is none, is cut short, or needs more memory than there is, and for recurrent and
     hybrid models, whose memory cannot be rolled back.
@@ -39,12 +39,13 @@ class GGUF(Reader):
         cache_type: str = "f16",
         gpu_layers: int | None = None,
         library: str | GGUFLibrary | None = None,
+        revision: str | None = None,
     ):
         if cache_type not in BYTES:
             raise AdviceError(f"cache_type is {quote(cache_type)}; use one of {', '.join(BYTES)}")
         if gpu_layers is not None:
             check_integer(gpu_layers, "gpu_layers", 0)
-        path = Path(path).expanduser()
+        path = hub_file(str(path), revision, library, is_gguf=True) or Path(path).expanduser()
         if not isinstance(library, GGUFLibrary):
             library = library_for(path, library, cache_type, gpu_layers)
         self.weights = LoadedModel(path, library, gpu_layers)

@@ -8,11 +8,11 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import EMBEDDED, go_offline_without_hub, silence
+from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, go_offline_without_hub, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
 from multidraft.machine import commit, hardware, versions
-from multidraft_research.cli.pretrained import DraftOption
+from multidraft_research.cli.pretrained import DraftOption, check_pretrained_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,6 +83,7 @@ def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
         model, tokenizer = pair.draft, pair.tokenizer
     else:
         go_offline_without_hub([name])
+        check_pretrained_names(DEFAULT_LOADER, name)
         tokenizer, model = load_tokenizer(name), load_model(name)
     check_sizes(vocabulary, vocabulary_size(model))
     return model, tokenizer

@@ -7,6 +7,7 @@ from typer import Option
 from multidraft.cli import completion
 from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, TRANSFORMERS, Loader, is_file, load_models
 from multidraft.errors import AdviceError
+from multidraft.models.gguf.hub import look_up
 from multidraft.zoo import Pair
 
 TargetOption = Annotated[
@@ -32,5 +33,5 @@ def load_pretrained(target: str | None, draft: str | None, loader: Loader = DEFA
 def check_pretrained_names(loader: Loader, *names: str | None) -> None:
     """Raise where a model is a GGUF file that nobody has asked to dequantise."""
     for name in names:
-        if name and is_file(name) and loader.engine != TRANSFORMERS:
+        if name and loader.engine != TRANSFORMERS and (is_file(name) or look_up(name)):
             raise AdviceError(f"{name!r} is no folder; this command needs the weights of Hugging Face models")

@@ -73,7 +73,7 @@ def tune(
     from multidraft.sampling.checks import check
 
     engine = models.named_engine or default_engine(models.target, models.draft)
-    loader = Loader(engine, models.trust)
+    loader = Loader(engine, models.trust, models.revision)
     loader.check()
     if acceptances:
         needs_drafter = {

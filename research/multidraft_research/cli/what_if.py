@@ -60,7 +60,7 @@ def target_alone(name: str, loader: Loader) -> "Model":
     path = resolve(name, "target", loader)
     if is_file(path):
         return GGUF(Path(path), library=loader.library)
-    return ready_model(load_model(path, **loader.settings), name)
+    return ready_model(load_model(path, **loader.settings(True)), name)
 
 
 def as_dict(costs: "PassCosts", gains: "list[Gain]") -> dict[str, object]:
