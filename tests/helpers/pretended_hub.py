@@ -69,5 +69,4 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body[:sent])
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+    def log_message(self, *_: object) -> None: ...
