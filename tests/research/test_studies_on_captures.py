@@ -16,6 +16,7 @@ from multidraft_research.studies.on_captures import (
     by_task,
     candidates,
     greedy_or_iid,
+    lookups,
     randomised,
     rates,
     target_temperature,
@@ -133,6 +134,34 @@ def test_only_the_target_is_cooled() -> None:
     best = float(md.optimal_acceptance_rate(target, draft, law="iid", drafts=4).mean())
     assert cells["acceptance", "k = 10, 4 drafts", 0.4] == pytest.approx(best, abs=1e-9)
     assert ("failures", "(100, 2)", 0.4) not in cells  # no 100 tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "drafts"),
+    [
+        (lookups.PROMPT_LOOKUP, [1, 2, 5, 9, 1, 2, 6, 1, 2], [5, 9, 1, 2, 6, 1, 2]),  # the first place, to the end
+        (lookups.PROMPT_LOOKUP, [2, 5, 3, 1, 2], [5, 3, 1, 2]),  # of a single token
+        (lookups.NGRAM, [1, 2, 5, 9, 8, 7, 1, 2], [5, 9, 8, 7, 1]),
+        (lookups.NGRAM, [3, 1, 2, 5, 3, 1, 2, 6, 4, 1, 2, 6, 3, 1, 2, 6, 4, 1, 2], [6, 3, 1, 2, 6]),  # of the longest
+        (lookups.NGRAM, [2, 5, 3, 1, 2], []),
+        (lookups.SIMPLE, [*range(12), 50, *range(12), 60, *range(12)], [60, *range(12)]),  # the latest place
+        (lookups.SIMPLE, [*range(11), 50, *range(11)], []),
+        (lookups.SUFFIX, [1, 2, 5, 1, 2, 6, 1, 2, 6, 1, 2], [6, 1, 2]),  # the chain with the largest sum
+        (lookups.SUFFIX, [1, 5, 1, 6, 1, 6, 1], [6, 1]),  # as many as the run has tokens
+        (lookups.OURS, [7, 1, 2, 3, 4, 8, 1, 2, 3], [4, 8]),  # as long as it pays
+    ],
+)
+def test_what_engines_look_up(name, text, drafts) -> None:
+    assert lookups.KINDS[name]()(text, 0.4) == drafts
+
+
+def test_look_ups_are_counted_pass_by_pass() -> None:
+    prompt, answer = [1, 2, 3, 4, 5, 6, 7, 1, 2], [3, 4, 5, 9, 9]
+    assert lookups.decode(lookups.KINDS[lookups.NGRAM](), prompt, answer, 0.1) == (2, 4)
+    cells = entries(lookups.measure(replace(part(), prompt=prompt, answer=answer)))
+    assert cells[lookups.TOKENS, lookups.NGRAM, 0.1] == 5 / 2
+    assert cells[lookups.SPEED, lookups.NGRAM, 0.1] == 5 / 2.4
+    assert cells[lookups.TOKENS, lookups.SIMPLE, 0.1] == 1
 
 
 def test_a_paired_error_is_that_of_the_differences() -> None:

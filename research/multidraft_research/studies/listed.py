@@ -36,6 +36,7 @@ LISTED = {
     "multi-step-error": Listed(
         "multi_step_error", "How far several steps of Global Resolution are from the target's law, beside the bound."
     ),
+    "lookups": Listed("lookups", "Look-ups of ours and of other engines along recorded answers, at prices of drafts."),
     "trees": Listed(
         "trees", "Whole trees at three temperatures: acceptance, block efficiency, speed, both walks.", True
     ),

@@ -22,6 +22,8 @@ class Captured:
     generator: torch.Generator
     drawn: Int[Tensor, " positions"] | None = None
     schemes: Sequence[str] = ()  # to be compared beside those of the study
+    prompt: Sequence[int] = ()
+    answer: Sequence[int] = ()  # the text that was recorded, whoever wrote it
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ class OverCapture:
         capture = Capture.open(self.folder)
         generator = torch.Generator().manual_seed(self.seed * SEEDS_APART + job)
         entry, shard = capture.entries[job], capture.shard(job)
-        part = Captured(
-            shard.recording, entry.task, generator, shard.tokens if capture.is_drawn else None, self.schemes
-        )
+        drawn = shard.tokens if capture.is_drawn else None
+        texts = shard.prompt.tolist(), shard.tokens.tolist()
+        part = Captured(shard.recording, entry.task, generator, drawn, self.schemes, *texts)
         return {"id": entry.id, "cells": list(self.measure(part))}
 
 
