@@ -54,6 +54,7 @@ class Job:
         form = {} if self.schema is None else {"json_schema": self.schema}
         models = {"target": self.target, "draft": self.draft}
         models |= {"revision": self.loader.revision} if self.loader.revision else {}
+        models |= {} if self.loader.corpus is None else {"corpus": self.loader.corpus}
         return models | self.settings | form | {"batch": self.batch, "seed": self.seed}
 
     def journal(self, path: Path, compare: bool) -> Journal:

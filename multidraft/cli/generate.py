@@ -125,7 +125,7 @@ def generate(
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     prompts = [] if source.is_conversation else read_prompts(source.prompt, source.prompts, source.limit)
     engine = models.named_engine or default_engine(models.target, models.draft, run.compiles)
-    loader = Loader(engine, models.trust, models.revision)
+    loader = Loader(engine, models.trust, models.revision, models.corpus)
     loader.check()
     target, draft = default_pair(models.target, models.draft, loader.heads_pay and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles, "max_num_seqs": run.max_num_seqs}
@@ -134,7 +134,7 @@ def generate(
     batch = max(run.batch, PROMPTS_PER_ROW * (run.max_num_seqs or 0))
     job = Job(target, draft, loader, prompts, source.chat, batch, run.seed or 0, settings, schema=form.schema)
     output.check(source, source.prompts, form.json_schema, models.target, models.draft, drafting.plan)
-    check_names(target, draft, engine)
+    check_names(target, draft, engine, models.corpus)
     job.check()
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
         models_note = pair_note(target, draft, (models.target, models.draft), engine)

@@ -19,6 +19,7 @@ from multidraft.zoo import embedded_folder, has_embedded
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from multidraft.models.corpus import Corpus
     from multidraft.models.door import HuggingFaceModel, Model
 
 EMBEDDED, SMOLLM2, NONE = "embedded", "smollm2", "none"
@@ -44,6 +45,7 @@ DRAFT_HELP = (
 )
 TRANSFORMERS = "transformers"
 ENGINES = TRANSFORMERS, *LIBRARIES
+CORPUS_HELP = "A text file, or a folder with all below it: what `lookup` and `copy` may draft from, beside the text."
 ENGINE_HELP = (
     f"{TRANSFORMERS}, {' or '.join(LIBRARIES)}, for GGUF files and smollm2. Default: the faster of the last "
     f"two, measured once; for smollm2 {IK_LLAMA_CPP}, and to serve it {TRANSFORMERS}, which is faster for many."
@@ -66,11 +68,12 @@ class Models(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """How models are loaded: the engine or a build of llama.cpp, trust in remote code, and the target's revision."""
+    """How models are loaded: the engine or a build of llama.cpp, code to trust, the target's revision, and a corpus."""
 
     engine: str | None = None
     trust: bool = False
     revision: str | None = None
+    corpus: str | None = None
 
     @property
     def heads_pay(self) -> bool:
@@ -204,16 +207,29 @@ def check_weights(mixture: list[Member]) -> list[Member]:
 
 def load(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER) -> Models:
     """Load the named target and drafters; several drafters run side by side."""
+    from multidraft.models.corpus import read_texts
     from multidraft.models.ensemble import SideBySide
 
     target, draft = default_pair(target, draft, loader.heads_pay)
     mixtures = parse(draft)
     names = models_in(mixtures)
+    texts = None if loader.corpus is None else read_texts(Path(loader.corpus).expanduser())
     model, loaded, tokenizer = load_models(target, names, loader)
     models = dict(zip(names, loaded, strict=True))
-    members = [[models.get(name) or built_in_drafter(name, model) for name, _ in mixture] for mixture in mixtures]
+    corpus = None if texts is None else index_texts(texts, tokenizer)
+    members = [[models.get(name) or built_in_drafter(name, model, corpus) for name, _ in mix] for mix in mixtures]
     drafters = list(map(mixture_of, members, mixtures))
     return Models(model, SideBySide(drafters) if len(drafters) > 1 else next(iter(drafters), None), tokenizer)
+
+
+def index_texts(texts: list[str], tokenizer: "PreTrainedTokenizerBase") -> "Corpus":
+    """The index over texts; says on stderr how much there is."""
+    from multidraft.generation.text import encode_text
+    from multidraft.models.corpus import Corpus
+
+    corpus = Corpus([encode_text(tokenizer, text, special=False) for text in texts])
+    terminal.note(f"the corpus has {len(texts):,} texts, {len(corpus.order):,} tokens")
+    return corpus
 
 
 def load_models(
@@ -285,8 +301,12 @@ def resolve(name: str, role: str, loader: Loader) -> str:
     return str(path)
 
 
-def check_names(target: str, draft: str, engine: str | None = None) -> None:
-    """Raise where a target or draft leads nowhere, is not installed or not read; nothing heavy is imported."""
+def check_names(target: str, draft: str, engine: str | None = None, corpus: str | None = None) -> None:
+    """Raise where a target, draft or corpus leads nowhere, is not installed or not read; nothing heavy is imported."""
+    if corpus is not None:
+        check_looks_up("--corpus", draft)
+        if not Path(corpus).expanduser().exists():
+            raise AdviceError(f"--corpus {corpus!r}: there is no such file or folder; check the path")
     for name, role in [(target, "target"), *((name, "draft") for name in models_in(parse(draft)))]:
         if name == EMBEDDED:
             embedded_folder(role)
@@ -296,6 +316,12 @@ def check_names(target: str, draft: str, engine: str | None = None) -> None:
             smollm2.check_installed()
         elif hub.name_of(name) is None:
             check_file(name, engine) if is_file(name) else check_folder(name)
+
+
+def check_looks_up(option: str, draft: str) -> None:
+    """Raise unless look-ups are among the drafters."""
+    if not any(name.split(":")[0] in (LOOKUP, COPY) for mixture in parse(draft) for name, _ in mixture):
+        raise AdviceError(f"{option} is for look-ups, and --draft is {draft!r}; write --draft lookup, or copy+NAME")
 
 
 def check_file(name: str, engine: str | None) -> None:
@@ -352,7 +378,7 @@ def other_pieces(
     return tokens
 
 
-def built_in_drafter(name: str, target: "Model") -> "Model":
+def built_in_drafter(name: str, target: "Model", corpus: "Corpus | None") -> "Model":
     """Build a drafter that needs no draft model: n-grams, look-up, the target's first layers, or a head."""
     from multidraft.models.door import vocabulary_size
     from multidraft.models.heads.drafters import head
@@ -366,7 +392,8 @@ def built_in_drafter(name: str, target: "Model") -> "Model":
         return head(name, target)
     if drafter == "layers":
         return first_layers(target, int(number))
-    return {"ngram": NGram, LOOKUP: Lookup}[drafter](vocabulary_size(target), int(number or BUILT_IN[drafter] or 0))
+    size, length = vocabulary_size(target), int(number or BUILT_IN[drafter] or 0)
+    return Lookup(size, length, corpus or ()) if drafter == LOOKUP else NGram(size, length)
 
 
 def mixture_of(members: "list[Model]", mixture: list[Member]) -> "Model":

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from multidraft.autotune.limits import TreeLimits
 from multidraft.cli import completion
-from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, LLAMA_LIB_HELP, TARGET_HELP, TRUST_HELP
+from multidraft.cli.models import CORPUS_HELP, DRAFT_HELP, ENGINE_HELP, LLAMA_LIB_HELP, TARGET_HELP, TRUST_HELP
 from multidraft.decoding.shapes import TreeShape
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
@@ -67,6 +67,7 @@ class ModelOptions:
     llama_lib: Annotated[Path | None, option(LLAMA_LIB_HELP, MODELS, "--llama-lib")] = None
     trust: Annotated[bool, option(TRUST_HELP, MODELS, "--trust-remote-code")] = False
     revision: Annotated[str | None, option("Branch, tag or commit of the target on the hub.", MODELS)] = None
+    corpus: Annotated[str | None, option(CORPUS_HELP, MODELS)] = None
 
     @property
     def named_engine(self) -> str | None:

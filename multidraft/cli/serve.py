@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, check_names, default_pair, pair_note
+from multidraft.cli.models import Loader, check_looks_up, check_names, default_pair, pair_note
 from multidraft.cli.replicas import ReadyCallback, run_on_ray
 from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError, optional
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 SERVER_PANEL = "Server"
+KEY_VARIABLE = "MULTIDRAFT_API_KEY"
+REMEMBER_HELP = "Tokens of earlier prompts and answers that look-ups draft from: of one API key; without keys, of all."
 SERVE_MODULES = {"fastapi": "FastAPI", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"} | {
     "llguidance": "llguidance"
 }
@@ -38,7 +40,8 @@ class ServerOptions:
         o.option("In requests; may be repeated. Default: the target's.", SERVER_PANEL, "--served-model-name", "--name"),
     ] = None
     api_key: Annotated[
-        str | None, o.option("Required in every request, as a bearer token.", SERVER_PANEL, envvar="MULTIDRAFT_API_KEY")
+        list[str] | None,
+        o.option("Required of requests, as a bearer token; one a client.", SERVER_PANEL, envvar=KEY_VARIABLE),
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
@@ -54,6 +57,7 @@ LIMIT_OPTIONS: dict[
     "context": ("Tokens of a sequence. Default: as many as the models can read.", 2, "--max-model-len"),
     "tokens_in_cache": ("Bounds the memory of keys and values.", 1, "--max-tokens-in-cache"),
     "queue": ("Answers that wait; more get a 429.", 1, "--max-queue"),
+    "remember": (REMEMBER_HELP, 0),
     "prefill": ("Prompt tokens read between two steps.", 1, "--max-num-batched-tokens", "--prefill-tokens"),
     "request": ("Seconds that a request may take, waiting included; then a 504.", 1, "--request-timeout"),
     "drain": ("Seconds that running answers get when the server is stopped.", 0),
@@ -105,11 +109,17 @@ def serve(
     o.check_drafting(drafting.scheme, drafting.tree, drafting.plan)
     pair = default_pair(models.target, models.draft, Loader(models.named_engine).heads_pay)
     if engines.ray is None:  # else they are where the workers are
-        check_names(*pair, models.named_engine)
+        check_names(*pair, models.named_engine, models.corpus)
+    if limits.remember:
+        check_looks_up("--remember", pair[1])
+    if not server.api_key and os.environ.get(KEY_VARIABLE):
+        raise AdviceError(f"{KEY_VARIABLE} is empty; set a key, or drop the variable")
     names, template = tuple(server.name or ()), template_of(chat_template)
     shared = asdict(models) | asdict(drafting) | {"limits": Limits(**asdict(limits)), "threads": engines.threads}
     origins = origins_of(server.allowed_origins or ())
-    serving = Serving(**shared, names=names, api_key=server.api_key, allowed_origins=origins, template=template)
+    serving = Serving(
+        **shared, names=names, api_keys=tuple(server.api_key or ()), allowed_origins=origins, template=template
+    )
 
     def ready(port: int) -> None:
         where = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{port}"

@@ -29,7 +29,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
     """The settings of `multidraft serve`; models are given by name."""
 
     names: tuple[str, ...] = ()  # of the model in requests; empty for the target's
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()  # sites whose pages may use the server
     template: str | None = None
     limits: Limits = field(default_factory=Limits)
@@ -44,7 +44,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         """Raise on settings that cannot work, before anything is loaded."""
         if not all(name.strip() for name in self.names):
             raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
-        if self.api_key is not None and not self.api_key.strip():
+        if not all(key.strip() for key in self.api_keys):
             raise AdviceError("the API key is empty; set one, or drop the option")
         for origin in self.allowed_origins:
             if not ORIGIN.fullmatch(origin):
@@ -90,7 +90,8 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # for threads that start later, such as the engine's
-        target, draft, tokenizer = load(self.target, self.draft, Loader(self.named_engine, self.trust, self.revision))
+        loader = Loader(self.named_engine, self.trust, self.revision, self.corpus)
+        target, draft, tokenizer = load(self.target, self.draft, loader)
         if self.template is not None:
             tokenizer.chat_template = self.template
         if not tokenizer.chat_template:
@@ -104,4 +105,4 @@ class Serving(o.DraftingOptions, o.ModelOptions):
             subject = MeasuredPair(target, draft, config.scheme, config.walk)
             policy = auto(subject, 1.0, limits, plan, self.tune_budget)
         engine = Engine(target, draft, config, policy, self.limits)
-        return Service(engine, tokenizer, self.served_names, self.api_key, self.allowed_origins)
+        return Service(engine, tokenizer, self.served_names, self.api_keys, self.allowed_origins)

@@ -66,6 +66,8 @@ class TargetReading:
             self.draft = None if draft is None else draft.new(capacity)
             if self.draft is not None:  # the first call settles the number of rows
                 self.draft.forward([[] for _ in requests], [[] for _ in requests], "none")
+        if self.draft is not None:
+            self.draft.add_corpora([request.corpus for request in requests])
 
     @property
     def is_over(self) -> bool:

@@ -9,6 +9,7 @@ from transformers import StoppingCriteria
 
 from multidraft.decoding.record import Emitted, Logprob
 from multidraft.decoding.state import Randomness
+from multidraft.models.corpus import Corpus
 from multidraft.sampling.criteria import holds
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
@@ -75,6 +76,8 @@ class Request:
     num_logprobs: int | None = None  # log-probabilities of emitted tokens, and of so many of the most likely ones
     num_prompt_logprobs: int | None = None  # the same of the prompt's tokens
     padded_prompt: list[int] | None = None  # what processors and criteria see in place of the prompt
+    owner: str = ""  # the API key that sent it
+    corpus: Corpus | None = None  # the owner's earlier texts, which look-ups may copy from
     is_seeded: bool = False  # its tokens must come again: its trees depend on nothing but its own text
     index: int = 0  # among the requests of one call, for messages
     tokens: list[int] = field(default_factory=list)  # the new ones so far

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_number, quote
+from multidraft.models.corpus import Corpus
 from multidraft.models.door import Model, as_reader
 from multidraft.models.ngram import Lookup
 from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Lists, Reader, Row, Scored
@@ -59,6 +60,10 @@ class DrafterGroup(Reader):
         for drafter in self.drafters:
             drafter.begin(rows)
         return [None] * rows
+
+    def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:
+        for drafter in self.drafters:
+            drafter.add_corpora(corpora)
 
     def observe(self, states: HiddenStates) -> None:
         for drafter in self.drafters:

@@ -7,13 +7,14 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from math import log
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, quote
+from multidraft.models.corpus import Corpus
 from multidraft.models.prefix_models import PrefixModel, TokenPrefix
 from multidraft.models.reader import Lists, digest
 from multidraft.models.repeats import GUESS_WEIGHT, Matches
@@ -66,7 +67,6 @@ class CountingReader(PrefixModel):
 
     cost = "lookup"
     looks_back: int
-    history: ClassVar[type[History | Matches]]
 
     def __init__(self, vocabulary: int, longest: int):
         super().__init__(vocabulary)
@@ -80,7 +80,7 @@ class CountingReader(PrefixModel):
         """The history of a row's kept tokens, and of those that it will keep next."""
         state = self.rows[row]
         if state.memory is None:
-            state.memory = self.history(self.longest)
+            state.memory = self.new_history()
         if state.memory.num_read < len(state.kept) + len(unread):
             state.memory.read([*state.kept, *unread])
         return state.memory
@@ -93,6 +93,10 @@ class CountingReader(PrefixModel):
     def _commit(self, paths: Lists) -> None:
         for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece
             self.read(row)  # up to these paths, which come next time
+
+    @abstractmethod
+    def new_history(self) -> History | Matches:
+        """A history that has read nothing."""
 
     @abstractmethod
     def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]  # `scores` makes logits of it
@@ -130,8 +134,6 @@ class NGram(CountingReader):
     (tensor([[[1, 3]]]), tensor([[[0.8750, 0.1250]]]))
     """
 
-    history = History
-
     def __init__(self, vocabulary: int, order: int = 3, corpus: Sequence[int] = ()):
         if not is_integer(order) or order < 1:
             raise AdviceError(f"an n-gram model of order {quote(order)} predicts nothing; use at least 1")
@@ -145,6 +147,9 @@ class NGram(CountingReader):
         model = NGram(self.vocabulary, self.longest + 1)
         model.corpus = self.corpus
         return model
+
+    def new_history(self) -> History:
+        return History(self.longest)
 
     def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]
         law, remaining, histories = TokenLaw(), 1.0, (self.read(row), self.corpus)
@@ -177,7 +182,8 @@ class Lookup(CountingReader):
     Deterministic: all probability is on one token. Its score is the logarithm of how likely it is right, estimated from
     how often such matches were right in the text so far; `LookupThenModel` mixes by it. Runs have at most `longest`
     tokens; where nothing matches, it is the latest token of the text. (Prompt Lookup Decoding, Saxena, 2023, takes runs
-    of up to three.) A token takes some 5 us. Raises AdviceError for `longest` below 1.
+    of up to three.) What follows a longer run in a `corpus`, tokens or an index over texts, is a second guess. A token
+    takes some 5 us, with a corpus twice that. Raises AdviceError for `longest` below 1.
 
     >>> model = Lookup(vocabulary=4)
     >>> _ = model.forward([[3, 1, 0, 3]], [[-1, 0, 1, 2]], "none")
@@ -186,19 +192,30 @@ class Lookup(CountingReader):
     tensor([[[0]]])
     """
 
-    history, looks_back = Matches, 0  # kept tokens are in the automaton
+    looks_back = 0  # kept tokens are in the automaton
 
-    def __init__(self, vocabulary: int, longest: int = MAX_RUN):
+    def __init__(self, vocabulary: int, longest: int = MAX_RUN, corpus: Sequence[int] | Corpus = ()):
         if not is_integer(longest) or longest < 1:
             raise AdviceError(f"look-up of runs of {quote(longest)} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
+        if not isinstance(corpus, Corpus):
+            check_corpus(corpus, vocabulary)
+            corpus = Corpus([corpus])
+        self.corpus = corpus
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         return {"digest": digest(str([self.vocabulary, 3]))}  # as when the first plans were written, of runs of three
 
     def new(self, capacity: int) -> "Lookup":
-        return Lookup(self.vocabulary, self.longest)
+        return Lookup(self.vocabulary, self.longest, self.corpus)
+
+    def new_history(self, *corpora: Corpus | None) -> Matches:
+        return Matches(self.longest, [corpus for corpus in (self.corpus, *corpora) if corpus])
+
+    def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:
+        for row, corpus in zip(self.rows, corpora, strict=True):
+            row.memory = self.new_history(corpus)
 
     def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]
         matches = self.read(row)

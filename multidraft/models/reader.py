@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError
+from multidraft.models.corpus import Corpus
 from multidraft.models.scores import Scores, check_scores, part_of_law
 
 Lists = list[list[int]]  # tokens, or places of tokens, row by row
@@ -118,6 +119,9 @@ class Reader(ABC):
         from its last token on.
         """
         raise AdviceError(f"a {type(self).__name__} observes no hidden states; do not give it any")
+
+    def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:  # noqa: B027
+        """Let new rows that look up drafts copy from a corpus each too, but not their forks: the owner may differ."""
 
     def certainty(self, row: int, unread: list[int]) -> float | None:
         """How likely the first draft is right behind the kept tokens of a row and these, which it will read later.

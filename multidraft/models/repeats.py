@@ -1,7 +1,9 @@
-"""Where the end of a text has occurred before in it, and what therefore may follow: read and guessed token by token."""
+"""Where the end of a text has occurred before, in it or in a corpus, and what therefore may follow, token by token."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from multidraft.models.corpus import SEARCHED, SEPARATOR, Corpus
 
 NOWHERE = -1
 GUESS_WEIGHT = 0.01  # of a guess without any match
@@ -113,27 +115,45 @@ class SuffixAutomaton:
         return (None if place == NOWHERE else place), min(length, longest)
 
 
+class Place(NamedTuple):
+    """A place in a corpus behind the longest run that ends a text, that run's length, and the token that follows."""
+
+    source: Corpus
+    at: int
+    length: int
+    token: int
+
+
 class Resumption(NamedTuple):
     """Where a text that copied an earlier place, and has left it, would go on if the token there was replaced."""
 
-    place: int  # of the token that would come next
+    source: "SuffixAutomaton | Corpus"
+    at: int  # of the token that would come next
     right: int = 0  # tokens that came from there since
     away: int = 1  # tokens since the copy was left
 
-    def after(self, token: int, text: list[int]) -> "Resumption | None":
+    @property
+    def token(self) -> int:
+        """The token that would come next; SEPARATOR behind the end of the source."""
+        text = self.source.text
+        return text[self.at] if self.at < len(text) else SEPARATOR
+
+    def after(self, token: int) -> "Resumption | None":
         """The same behind one more token; None once that is as good as a match, or the text has gone too far."""
-        if self.place < len(text) and text[self.place] == token:
-            return None if self.right + 1 == LONG_MATCH else Resumption(self.place + 1, self.right + 1, self.away)
-        if self.right:
-            return Resumption(self.place + 1)
-        return None if self.away == MAX_AWAY else Resumption(self.place, 0, self.away + 1)
+        source, at, right, away = self
+        if self.token == token:
+            return None if right + 1 == LONG_MATCH else Resumption(source, at + 1, right + 1, away)
+        if right:
+            return Resumption(source, at + 1)
+        return None if away == MAX_AWAY else Resumption(source, at, 0, away + 1)
 
 
 class Situation(NamedTuple):
     """What the end of a text tells of the token that follows."""
 
     match: Match
-    was_right: bool = False  # whether the last token was guessed by its match
+    elsewhere: Place | None = None  # of the longest run that occurs in a corpus
+    was_right: bool = False  # whether the last token was guessed by the longest match
     resumption: Resumption | None = None
 
 
@@ -148,13 +168,14 @@ class Guess(NamedTuple):
 class Matches(SuffixAutomaton):
     """Guesses at what follows a text, and how often guesses of their kind were right in it.
 
-    A guess is what followed the latest occurrence of the longest run that occurred before, of up to `longest` tokens;
-    where a long match has just failed, also what would follow there if one token was replaced by another, or by a few.
+    A guess is what followed the latest occurrence of the longest run that occurred before, of up to `longest` tokens,
+    and of a longer one in a corpus; where a long match has just failed, also what would follow there if one token was
+    replaced by another, or by a few.
     """
 
-    def __init__(self, longest: int):
+    def __init__(self, longest: int, corpora: Sequence[Corpus] = ()):
         super().__init__()
-        self.longest, self.now = longest, Situation(self.end)
+        self.longest, self.corpora, self.now = longest, corpora, Situation(self.end)
         self.ahead: dict[tuple[int, ...], Situation] = {}  # by tokens that the text may go on with
         self.tallies: dict[tuple[str, int, int], tuple[int, int]] = {}  # hits and trials, by kind
 
@@ -165,37 +186,58 @@ class Matches(SuffixAutomaton):
             for guess in self.guesses(self.now):
                 hits, trials = self.tallies.get(guess.kind, (0, 0))
                 self.tallies[guess.kind] = hits + (guess.token == token), trials + 1
-            following = self.after(self.now, token)
+            following = self.after(self.now, (token,))
             self.add(token)
             self.now = following._replace(match=self.end)
 
-    def after(self, situation: Situation, token: int) -> Situation:
-        """The situation behind one more token, also if the text only may go on with it."""
-        match, _, resumption = situation
-        place, length = self.follower(match, self.longest)
-        was_right = place is not None and self.text[place] == token
-        resumption = resumption and resumption.after(token, self.text)
-        if resumption is None and place is not None and not was_right and length >= LONG_MATCH:
-            resumption = Resumption(place + 1)
-        return Situation(self.match_after(match, token), was_right, resumption)
+    def after(self, situation: Situation, path: tuple[int, ...]) -> Situation:
+        """The situation behind a path, from that before its last token; the text only may go on with it."""
+        match, elsewhere, _, resumption = situation
+        token, (at, length) = path[-1], self.follower(match, self.longest)
+        source: SuffixAutomaton | Corpus = self
+        if elsewhere is not None and elsewhere.length > length:
+            source, at, length, _ = elsewhere
+        was_right = at is not None and source.text[at] == token
+        resumption = resumption and resumption.after(token)
+        if resumption is None and at is not None and not was_right and length >= LONG_MATCH:
+            resumption = Resumption(source, at + 1)
+        match = self.match_after(match, token)
+        elsewhere = self.place_elsewhere(elsewhere, match.length, path) if self.corpora else None
+        return Situation(match, elsewhere, was_right, resumption)
+
+    def place_elsewhere(self, before: Place | None, length: int, path: tuple[int, ...]) -> Place | None:
+        """The place behind the longest run in a corpus: a long one that goes on, or one that is searched for.
+
+        No run is longer than the one before by more than a token. Where the text has a long one itself, none is needed.
+        """
+        if before is not None and before.length >= LONG_MATCH and before.token == path[-1]:
+            if (following := before.source.text[before.at + 1]) != SEPARATOR:
+                return Place(before.source, before.at + 1, min(before.length + 1, self.longest), following)
+        searched = min(self.longest, SEARCHED)
+        if length >= searched:
+            return None
+        end = [*self.text[-searched:], *path][-searched:]
+        return max((Place(corpus, *corpus.find(end)) for corpus in self.corpora), key=lambda place: place.length)
 
     def situation(self, path: tuple[int, ...]) -> Situation:
         """The situation if the text goes on with a path; a tree's nodes are asked for one below another."""
         known = next(count for count in range(len(path), -1, -1) if not count or path[:count] in self.ahead)
         situation = self.ahead[path[:known]] if known else self.now
         for count in range(known, len(path)):
-            situation = self.ahead[path[: count + 1]] = self.after(situation, path[count])
+            situation = self.ahead[path[: count + 1]] = self.after(situation, path[: count + 1])
         return situation
 
     def guesses(self, situation: Situation) -> Iterator[Guess]:
-        """What may follow: by the match, and by the resumption."""
-        match, was_right, resumption = situation
-        place, length = self.follower(match, self.longest)
-        if place is not None:
-            yield Guess(self.text[place], ("match", size_class(length), was_right), length)
-        if resumption is not None and resumption.place < len(self.text):
-            _, right, away = resumption
-            yield Guess(self.text[resumption.place], ("resumption", right, size_class(away)), 1 + 2 * right)
+        """What may follow: by the match, by a longer one in a corpus, and by the resumption."""
+        match, elsewhere, was_right, resumption = situation
+        at, length = self.follower(match, self.longest)
+        if at is not None:
+            yield Guess(self.text[at], ("match", size_class(length), was_right), length)
+        if elsewhere is not None and elsewhere.length > length:
+            yield Guess(elsewhere.token, ("corpus", size_class(elsewhere.length), was_right), elsewhere.length)
+        if resumption is not None and (token := resumption.token) != SEPARATOR:
+            _, _, right, away = resumption
+            yield Guess(token, ("resumption", right, size_class(away)), 1 + 2 * right)
 
     def certainty(self, guess: Guess) -> float:
         """How likely a guess is right: (hits + 2 m) / (trials + 2) among those of its kind.

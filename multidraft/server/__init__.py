@@ -29,6 +29,7 @@ class Limits:
     rows: int = 32  # decoded in one batch
     context: int | None = None  # tokens of a sequence; None for the models' own limit
     queue: int = 64  # rows that wait
+    remember: int = 0  # tokens of each API key's earlier prompts and answers, which look-ups may copy from
     prefill: int = 256  # prompt tokens read between two steps
     drain: int = 30  # seconds that running requests get when the server is stopped
     request: int = 600  # seconds that a request may take, including its time in the queue

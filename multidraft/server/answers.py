@@ -176,6 +176,7 @@ class Answers:
         if choice.is_stopped or update.end is not None:
             shown += choice.close()
             choice.finish_reason, choice.request.cancelled = "stop" if choice.is_stopped else update.end, True
+            self.service.memory.add(choice.request.owner, choice.request.text)
             self.service.metrics.count_end(str(choice.finish_reason), time.monotonic() - self.start_time)
         return shown
 

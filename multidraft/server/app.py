@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -86,8 +86,8 @@ def build(service: Service) -> FastAPI:
         exception_handlers=dict.fromkeys(HANDLED_ERRORS, handle),
     )
     app.state.service = service
-    if service.api_key is not None:
-        app.add_middleware(with_api_key, key=service.api_key)
+    if service.api_keys:
+        app.add_middleware(with_api_key, keys=service.api_keys)
     if service.allowed_origins:  # outermost, because a browser asks without the key what it may ask
         app.add_middleware(
             CORSMiddleware,
@@ -108,15 +108,17 @@ def unknown_address(path: str) -> str:
     return f"{path[:100]} is not served{reason}; there are {', '.join(ADDRESSES.values())}, and more at /docs"
 
 
-def with_api_key(app: ASGIApp, key: str) -> ASGIApp:
-    """Answer 401 unless the request has the API key as a bearer token (RFC 6750); this is checked first."""
+def with_api_key(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
+    """Answer 401 unless the request has an API key as a bearer token (RFC 6750), its owner; this is checked first."""
     unauthorized = HTTPException(401, "the API key is missing or wrong; send it as a bearer token")
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             auth_scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-            if auth_scheme.lower() != "bearer" or not secrets.compare_digest(token.strip().encode(), key.encode()):
+            owners = [key for key in keys if secrets.compare_digest(token.strip().encode(), key.encode())]
+            if auth_scheme.lower() != "bearer" or not owners:
                 return await error_response(unauthorized)(scope, receive, send)
+            scope["owner"] = owners[0]
         await app(scope, receive, send)
 
     return answer
@@ -178,7 +180,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
 
     async def answer(request: Request, body: GenerationBody, response_type: type[Completion]) -> Response:
         check_name(service, body.model)
-        engine_requests = await service.in_worker(service.make_requests, body)
+        engine_requests = await service.in_worker(service.make_requests, body, request.scope.get("owner", ""))
         ignored = await service.in_worker(body.ignored_names, service.template_of(body))
         answers = response_type(service, body, engine_requests, request.scope.get("request_id", ""))
         return with_ignored_names(await reply(request, answers), ignored)
@@ -189,7 +191,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def respond(request: Request, body: ResponsesBody) -> Response:
         check_name(service, body.model)
         chat = await service.in_worker(body.as_chat)
-        engine_requests = await service.in_worker(service.make_requests, chat)
+        engine_requests = await service.in_worker(service.make_requests, chat, request.scope.get("owner", ""))
         ignored = await service.in_worker(body.ignored_names, service.template_of(chat))
         answers = Responses(service, chat, engine_requests, request.scope.get("request_id", ""), body)
         return with_ignored_names(await reply(request, answers), ignored)

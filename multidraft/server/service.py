@@ -23,6 +23,7 @@ from multidraft.errors import AdviceError
 from multidraft.generation.inputs import sequence_limits
 from multidraft.generation.templates import template_of
 from multidraft.generation.text import closing_texts, encode_messages, encode_text, text_ends, thinking_of
+from multidraft.models.corpus import Corpus
 from multidraft.sampling.generation_config import model_defaults
 from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED_ERROR, Refused
@@ -118,6 +119,29 @@ class Metrics(Collector):
         yield family
 
 
+class Memory:
+    """The last `size` tokens of each API key's prompts and answers, which only its own requests may copy from."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.texts: dict[str, list[list[int]]] = {}  # by key, the latest last
+        self.corpora: dict[str, tuple[list[list[int]], Corpus]] = {}  # with the texts that each is made of
+
+    def add(self, key: str, text: list[int]) -> None:
+        """Remember a text in place of those that it goes on from, and forget the oldest if there is no room."""
+        texts = [old for old in self.texts.get(key, []) if text[: len(old)] != old] + [text[-self.size :]]
+        while sum(map(len, texts)) > self.size:
+            texts = texts[1:]
+        self.texts[key] = texts
+
+    def corpus(self, key: str) -> Corpus | None:
+        """The index over a key's texts, which is made when the next request comes."""
+        texts = self.texts.get(key, [])
+        if texts and (key not in self.corpora or self.corpora[key][0] is not texts):
+            self.corpora[key] = texts, Corpus(texts)
+        return self.corpora[key][1] if texts else None
+
+
 class Service:
     """A served model with its names; responses carry the first one."""
 
@@ -128,11 +152,12 @@ class Service:
         engine: Engine,
         tokenizer: "PreTrainedTokenizerBase",
         names: list[str],
-        api_key: str | None = None,
+        api_keys: Sequence[str] = (),
         allowed_origins: Sequence[str] = (),
     ):
         self.engine, self.tokenizer, self.metrics = engine, tokenizer, Metrics(engine, names[0])
-        self.names, self.limits, self.api_key, self.allowed_origins = names, engine.limits, api_key, allowed_origins
+        self.names, self.limits, self.api_keys, self.allowed_origins = names, engine.limits, api_keys, allowed_origins
+        self.memory = Memory(self.limits.remember)
         self.update_queues: WeakSet[asyncio.Queue[tuple[int, Update]]] = WeakSet()  # one per running request
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
         self.vocabulary, self.defaults = engine.target.vocabulary, model_defaults(engine.target)
@@ -254,7 +279,7 @@ class Service:
         """The most tokens that a prompt and its answer may come to."""
         return min(self.engine.room, self.context or self.engine.room)
 
-    def make_requests(self, body: GenerationBody) -> list[Request]:
+    def make_requests(self, body: GenerationBody, owner: str = "") -> list[Request]:
         """One request per answer to each prompt; raises AdviceError on invalid or excessive requests."""
         check(body, self.limits, self.vocabulary)
         has_form(body)  # raises where fields ask for two forms, or tools are none
@@ -262,7 +287,10 @@ class Service:
         grammar = grammar_of(body, self.tokenizer, self.thinking(body, prompts[0]))
         sequence_limits(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # checks them
         rows = [(prompt, self.new_tokens(body, prompt)) for prompt in prompts for _ in range(body.choices)]
-        return [self.make_request(body, *row, index, grammar) for index, row in enumerate(rows)]
+        requests = [self.make_request(body, *row, index, grammar) for index, row in enumerate(rows)]
+        for request in requests:  # with a seed the same answer has to come again, whatever is remembered
+            request.owner, request.corpus = owner, None if request.is_seeded else self.memory.corpus(owner)
+        return requests
 
     def thinking(self, body: GenerationBody, prompt: list[int]) -> bool | None:
         """Whether an answer goes on with thinking (True), may begin with it (False), or neither (None)."""

@@ -50,6 +50,7 @@ TEXT: dict[str, list[str]] = {  # by the name of the option; of those that are l
     "trees": TREE,
     "draft": DRAFT,
     "target": ["", "@none", "@", "a/b/c", HALF],
+    "corpus": ["", "@none", "@garbage", "@bytes", "@empty", HALF],
     "target_size": SIZE,
     "draft_size": SIZE,
     "size": PROBLEM,
@@ -81,6 +82,7 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--jsonl @other.jsonl; --jsonl @no-line; --prompt '' --stop a --stop ''; --plan /dev/zero; "
         "--prompts /dev/zero; --target @endless --draft ngram; --engine magic; --engine llama.cpp; "
         "--target @none.gguf --draft ngram; --target owner/model:Q8_0 --draft ngram; --target embedded --revision v1; "
+        "--corpus @text.txt --draft ngram; "
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
         "--compare --baselines vllm",
     ),
@@ -96,6 +98,7 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--host ''; --host 'no such host'; --served-model-name ''; --plan @none; --plan x --tree 2x1; "
         "--host 203.0.113.7; --api-key ''; --chat-template @broken.jinja; --draft ngram,lookup; "
         "--target @none --draft @none; --target x; --port 70000; --threads 0; --threads 100000; --replicas 2; "
+        "--remember 5 --draft none; "
         "--most-replicas 2; --ray local --replicas 3 --most-replicas 2",
     ),
     "export-head": ("eagle3:@none --out @run", "--target x; --target @none; --out @good.jsonl"),

@@ -45,13 +45,13 @@ def service(
     tokenizer: Any,
     tree: str = "3x2x1",
     scheme: str = "anchored:lorenz",
-    api_key: str | None = None,
+    api_keys: Sequence[str] = (),
     names: Sequence[str] = ("toy",),
     **limits: float,
 ) -> Service:
     """A service over a pair, under the name of `toy`."""
     way = DecodeConfig(md.scheme(scheme)), StaticTree(Tree.parse(tree))
-    return Service(Engine(*readers(target, draft), *way, Limits(**limits)), tokenizer, list(names), api_key)
+    return Service(Engine(*readers(target, draft), *way, Limits(**limits)), tokenizer, list(names), api_keys)
 
 
 def toy(tokens: int | str = NUM_LETTERS, **settings: Any) -> Service:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from multidraft.decoding.tree import MIN_COMPLETE_MASS
 from multidraft.errors import AdviceError
+from multidraft.models.corpus import SEARCHED, Corpus, read_texts
 from multidraft.models.door import as_reader
 from multidraft.models.ensemble import MIN_CERTAINTY, LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
@@ -128,19 +129,70 @@ def test_before_anything_was_seen_the_latest_token_comes_again():
 
 
 @pytest.mark.parametrize(
-    ("text", "path", "token"),
+    ("text", "path", "token", "texts"),
     [
-        ([7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], (), 4),  # the latest of two
-        ([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], (), 3),  # a longer run counts more than a later one
-        ([7, 1, 2, 3, 8, 1], (2,), 3),  # drafted tokens belong to the run
-        ([5, 6], (), 5),  # nothing matches but the empty run
-        ([5], (), 5),  # nothing was read
+        ([7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], (), 4, []),  # the latest of two
+        ([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], (), 3, []),  # a longer run counts more than a later one
+        ([7, 1, 2, 3, 8, 1], (2,), 3, []),  # drafted tokens belong to the run
+        ([5, 6], (), 5, []),  # nothing matches but the empty run
+        ([5], (), 5, []),  # nothing was read
+        ([5], (), 6, [[9, 5, 6]]),  # a corpus is known before the text
+        ([7, 1, 2, 3, 8, 1, 2], (), 3, [[1, 2, 6]]),  # where the text has as long a run, the corpus is not asked
+        ([7, 1, 2, 3, 8, 1, 2], (), 6, [[8, 1, 2, 6]]),  # where the corpus has a longer one, it is
+        ([9, 4, 1], (2, 3, 4), 5, [[1, 2, 3, 4, 5]]),  # also along a path
+        ([9, 4, 1], (2, 3), 6, [[1, 2, 3], [2, 3, 6]]),  # behind the end of a text nothing follows
+        ([9, 1, 2, 3, 4, 7], (), 6, [[1, 2, 3, 4, 5, 6, 8]]),  # a copy of a corpus goes on behind a token replaced
     ],
 )
-def test_look_up(text, path, token):
-    [scores] = scores_of_text(Lookup(10), text, path)
+def test_look_up(text, path, token, texts):
+    model = Lookup(10, corpus=Corpus(texts))
+    [scores] = scores_of_text(model, text, path)
     assert scores.logits.shape == (1, 1, 1)
-    assert torch.equal(law(Lookup(10), text, path), torch.eye(10).double()[token])
+    assert torch.equal(law(model, text, path), torch.eye(10).double()[token])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_corpus_finds_the_longest_run_and_what_follows_it(seed):
+    draw = random.Random(seed)
+    texts = [[draw.randrange(2 + seed % 3) for _ in range(draw.randrange(40))] for _ in range(seed % 4)]
+    for end in ([draw.randrange(3) for _ in range(length)] for length in range(1, SEARCHED + 1)):
+        found = {
+            length: {text[at] for text in texts for at in range(length, len(text)) if text[at - length : at] == run}
+            for length in range(1, len(end) + 1)
+            if (run := end[-length:])
+        }
+        longest = max((length for length in found if found[length]), default=0)
+        _, length, token = Corpus(texts).find(end)
+        assert length == longest
+        assert not length or token in found[length]
+
+
+def test_a_corpus_is_read_from_a_file_or_a_folder(tmp_path, monkeypatch, caplog):
+    files = {"a.txt": b"one", "below/b.py": b"two", ".git/c": b"hidden", "d.png": b"P\0N", "e.txt": b"\xff"}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert read_texts(tmp_path) == ["one", "two"]
+    assert "2 files are no text" in caplog.text
+    assert read_texts(tmp_path / "a.txt") == ["one"]
+    for name in ("d.png", "e.txt", "nowhere"):
+        with pytest.raises(AdviceError, match="holds no text"):
+            read_texts(tmp_path / name)
+    monkeypatch.setattr("multidraft.models.corpus.MAX_BYTES", 5)
+    with pytest.raises(AdviceError, match="has over 5 bytes of text; give a part of it"):
+        read_texts(tmp_path)
+
+
+def test_the_place_that_is_copied_goes_on_as_if_it_were_searched_for(monkeypatch):
+    """What the corpus says along a text that copies it, with tokens replaced, is what a search at every token says."""
+    text, right, said = [*range(9, 30), 3, *range(31, 60), *range(5), 7], Matches.place_elsewhere, []
+    corpus = Corpus([range(60)])
+    for follow in (right, lambda self, _, *where: right(self, None, *where)):
+        monkeypatch.setattr(Matches, "place_elsewhere", follow)
+        matches = Matches(SEARCHED, [corpus])
+        matches.read(text)
+        said.append((matches.tallies, [matches.situation((1, 2, 3, 4)[:count]).elsewhere for count in range(5)]))
+    assert said[0] == said[1]
 
 
 def guess(known: list[int], text: list[int], longest: int) -> tuple[int, int]:
@@ -360,6 +412,7 @@ READERS = {
     "table": lambda _: table(5, 1),
     "counts": lambda _: NGram(5, 3),
     "look-up": lambda _: Lookup(5),
+    "look-up in a corpus": lambda _: Lookup(5, corpus=[4, 2, 2, 0, 1, 4, 1]),
     "several": lambda _: SideBySide([tiny_model("llama"), NGram(61, 3)]),
     "mixture": lambda _: Mixture([tiny_model("llama"), NGram(61, 3)]),
     "copying": lambda _: LookupThenModel([Lookup(61), tiny_model("llama")]),

@@ -51,9 +51,11 @@ ONE: dict[str, Callable[[int], Reader]] = {
     "n-gram": lambda v: NGram(v),
     "n-gram with a corpus": lambda v: NGram(v, 2, corpus=[1, 1, 0, 1]),
     "look-up": lambda v: Lookup(v),
+    "look-up in a corpus": lambda v: Lookup(v, corpus=[1, 1, 0, 0, 1, 0]),
     "mixture": lambda v: Mixture([table(v, 2), NGram(v)], [0.3, 0.7]),
     "mixture with look-up": lambda v: Mixture([table(v, 2), Lookup(v), table(v, 3)]),
     "copying": lambda v: LookupThenModel([Lookup(v), table(v, 2)]),
+    "copying from a corpus": lambda v: LookupThenModel([Lookup(v, corpus=[1, 1, 0, 0, 1, 0]), table(v, 2)]),
     "confident mixture": lambda v: Mixture([table(v, 2), NGram(v)], confident),
 }
 MANY: dict[str, Callable[[int], Reader]] = {
@@ -171,6 +173,15 @@ def test_look_up_drafts_what_repeats_itself():
     target = TableModel(lambda prefix: torch.eye(5).double()[(prefix[-1] + 1) % 5], 5)
     _, info = md.generate(target, Lookup(5), [[0, 1, 2, 3, 4, 0]], scheme="top:naive", tree="1x1x1", max_new_tokens=24)
     assert (info.target_passes, info.block_efficiency) == (6, 4)
+
+
+def test_look_up_drafts_what_a_corpus_holds():
+    """The same target modulo forty, whose text repeats nothing."""
+    target, settings = TableModel(lambda prefix: torch.eye(40).double()[(prefix[-1] + 1) % 40], 40), dict(tree="1x1x1")
+    settings |= dict(scheme="top:naive", max_new_tokens=24)
+    for corpus, passes in (((), 24), ([*range(40)], 6)):
+        _, info = md.generate(target, Lookup(40, corpus=corpus), [[0, 1]], **settings)
+        assert info.target_passes == passes
 
 
 def test_one_of_several_needs_its_own_law_and_several_another():

@@ -35,7 +35,7 @@ ROOT, KEY = Path(__file__).parents[2], "s3cret"
 @pytest.fixture(scope="module")
 def locked():
     """A server with a key."""
-    with served(toy(api_key=KEY, names=["toy", "other"])) as client:
+    with served(toy(api_keys=[KEY], names=["toy", "other"])) as client:
         yield client
 
 
@@ -98,13 +98,15 @@ OPTIONS: dict[str, tuple[str, Any]] = {  # of `serve`, by all names: a value, an
     "--host": ("::1", ("host", "::1")),
     "--port": ("81", ("port", 81)),
     "--served-model-name --name": ("a", ("names", ("a",))),
-    "--api-key": (KEY, ("api_key", KEY)),
+    "--api-key": (KEY, ("api_keys", (KEY,))),
     "--allowed-origins": ("https://a.org", ("allowed_origins", ("https://a.org",))),
     "--access-log": ("", ("logs", True)),
     "--max-num-seqs --max-rows": ("3", ("rows", 3)),
     "--max-model-len": ("77", ("context", 77)),
     "--max-tokens-in-cache": ("99", ("tokens_in_cache", 99)),
     "--max-queue": ("5", ("queue", 5)),
+    "--remember": ("7 --draft lookup", ("remember", 7)),
+    "--corpus": ("TEMPLATE --draft lookup", ("corpus", "TEMPLATE")),
     "--max-num-batched-tokens --prefill-tokens": ("9", ("prefill", 9)),
     "--request-timeout": ("8", ("request", 8)),
     "--drain": ("4", ("drain", 4)),
@@ -148,7 +150,7 @@ def test_every_option_changes_what_is_served(names, tmp_path, monkeypatch):
 def test_settings_arrive_where_they_act():
     """Of a server of the embedded pair; what the limits then refuse is tested with them."""
     threads = torch.get_num_threads()
-    settings: dict[str, Any] = dict(scheme="iid:lorenz", tree="2x1", walk="commit", template="{{ 1 }}", api_key=KEY)
+    settings: dict[str, Any] = dict(scheme="iid:lorenz", tree="2x1", walk="commit", template="{{ 1 }}", api_keys=(KEY,))
     settings |= {"allowed_origins": ("*",), "names": ("a", "b"), "threads": threads + 1}
     limits = Limits(rows=3, context=77, tokens_in_cache=99, queue=5, prefill=9, request=8, drain=4)
     try:
@@ -158,9 +160,9 @@ def test_settings_arrive_where_they_act():
         torch.set_num_threads(threads)
     engine, config = service.engine, service.engine.config
     assert (config.scheme.name, engine.policy.limits.shape.name, config.walk) == ("iid:lorenz", "2x1", "commit")
-    assert (service.tokenizer.chat_template, service.api_key, service.names, service.allowed_origins) == (
+    assert (service.tokenizer.chat_template, service.api_keys, service.names, service.allowed_origins) == (
         "{{ 1 }}",
-        KEY,
+        (KEY,),
         ["a", "b"],
         ("*",),
     )
@@ -264,7 +266,7 @@ ASKING = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Heade
 
 
 def test_pages_of_the_sites_that_are_allowed_may_ask_also_without_the_key_what_they_may_ask():
-    allowed = toy(api_key=KEY)
+    allowed = toy(api_keys=[KEY])
     allowed.allowed_origins = ["https://a.org"]
     with served(allowed) as client, served(toy()) as closed:
         for origin, status in ("https://a.org", 200), ("https://b.org", 400):

@@ -73,11 +73,12 @@ def tune(
     from multidraft.sampling.checks import check
 
     engine = models.named_engine or default_engine(models.target, models.draft)
-    loader = Loader(engine, models.trust, models.revision)
+    loader = Loader(engine, models.trust, models.revision, models.corpus)
     loader.check()
     if acceptances:
         needs_drafter = {
             "--draft": models.draft,
+            "--corpus": models.corpus,
             "--prompt": prompt,
             "--prompts": prompts,
             "--out": out,
@@ -93,7 +94,7 @@ def tune(
         files.check_picture(plot, [prompts, models.target, models.draft, out])
     for value in temperatures:
         check("temperature", value)
-    check_names(*default_pair(models.target, models.draft, loader.heads_pay), engine)
+    check_names(*default_pair(models.target, models.draft, loader.heads_pay), engine, models.corpus)
     entries = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
 
     import multidraft as md
