@@ -183,7 +183,7 @@ class Lookup(CountingReader):
     how often such matches were right in the text so far; `LookupThenModel` mixes by it. Runs have at most `longest`
     tokens; where nothing matches, it is the latest token of the text. (Prompt Lookup Decoding, Saxena, 2023, takes runs
     of up to three.) What follows a longer run in a `corpus`, tokens or an index over texts, is a second guess. A token
-    takes some 5 us, with a corpus twice that. Raises AdviceError for `longest` below 1.
+    takes 5 to 9 us, with a corpus over twice that. Raises AdviceError for `longest` below 1.
 
     >>> model = Lookup(vocabulary=4)
     >>> _ = model.forward([[3, 1, 0, 3]], [[-1, 0, 1, 2]], "none")

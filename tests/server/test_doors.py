@@ -88,6 +88,8 @@ OPTIONS: dict[str, tuple[str, Any]] = {  # of `serve`, by all names: a value, an
     "--target": ("smollm2", ("target", "smollm2")),
     "--draft": ("none", ("draft", "none")),
     "--engine": ("transformers", ("engine", "transformers")),
+    "--llama-lib": ("LIBRARY --target embedded", ("llama_lib", "LIBRARY")),
+    "--revision": ("v1 --target owner/model", ("revision", "v1")),
     "--trust-remote-code": ("", ("trust", True)),
     "--chat-template": ("TEMPLATE", ("template", "{{ messages }}")),
     "--scheme": ("iid:lorenz", ("scheme", "iid:lorenz")),
@@ -137,12 +139,14 @@ def test_every_option_changes_what_is_served(names, tmp_path, monkeypatch):
     monkeypatch.setattr(log := logging.getLogger("multidraft.access"), "handlers", [])
     monkeypatch.setattr(log, "level", logging.WARNING)
     (template := tmp_path / "template").write_text("{{ messages }}")
+    (library := tmp_path / "libllama.so").touch()
+    files = {"TEMPLATE": str(template), "LIBRARY": str(library)}
     value, (field, expected) = OPTIONS[names]
     for name in names.split():
         found.clear()
-        words = [str(template) if word == "TEMPLATE" else word for word in value.split()]
+        words = [files.get(word, word) for word in value.split()]
         assert (result := CliRunner().invoke(app, ["serve", name, *words])).exit_code == 0, result.output
-        assert found[field] == (str(template) if expected == "TEMPLATE" else expected)
+        assert found[field] == expected or str(found[field]) == files.get(expected)
         assert CliRunner().invoke(app, ["serve"]).exit_code == 0
         assert found.get(field) != expected or field in ("ray", "replicas", "most_replicas")
 
