@@ -93,7 +93,7 @@ def run(models: Callable, heard: list[Heard], injection: Injection | None = None
 
 
 def calls(models: Callable, limit: int = ROWS) -> Counter[str]:
-    """How often each function of ours is called in such a run, after one in which some are called for the first time."""
+    """How often each function of ours is called in such a run, after one in which some are called once more."""
     for injection in (Injection(0), Injection(0)):
         run(models, rows(), injection, limit)
     return injection.calls
