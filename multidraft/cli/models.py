@@ -378,7 +378,7 @@ def other_pieces(
     return tokens
 
 
-def built_in_drafter(name: str, target: "Model", corpus: "Corpus | None") -> "Model":
+def built_in_drafter(name: str, target: "Model", corpus: "Corpus | None" = None) -> "Model":
     """Build a drafter that needs no draft model: n-grams, look-up, the target's first layers, or a head."""
     from multidraft.models.door import vocabulary_size
     from multidraft.models.heads.drafters import head

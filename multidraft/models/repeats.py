@@ -115,7 +115,7 @@ class SuffixAutomaton:
         return (None if place == NOWHERE else place), min(length, longest)
 
 
-class Place(NamedTuple):
+class CopiedPlace(NamedTuple):
     """A place in a corpus behind the longest run that ends a text, that run's length, and the token that follows."""
 
     source: Corpus
@@ -152,7 +152,7 @@ class Situation(NamedTuple):
     """What the end of a text tells of the token that follows."""
 
     match: Match
-    elsewhere: Place | None = None  # of the longest run that occurs in a corpus
+    elsewhere: CopiedPlace | None = None  # of the longest run that occurs in a corpus
     was_right: bool = False  # whether the last token was guessed by the longest match
     resumption: Resumption | None = None
 
@@ -205,19 +205,19 @@ class Matches(SuffixAutomaton):
         elsewhere = self.place_elsewhere(elsewhere, match.length, path) if self.corpora else None
         return Situation(match, elsewhere, was_right, resumption)
 
-    def place_elsewhere(self, before: Place | None, length: int, path: tuple[int, ...]) -> Place | None:
+    def place_elsewhere(self, before: CopiedPlace | None, length: int, path: tuple[int, ...]) -> CopiedPlace | None:
         """The place behind the longest run in a corpus: a long one that goes on, or one that is searched for.
 
         No run is longer than the one before by more than a token. Where the text has a long one itself, none is needed.
         """
         if before is not None and before.length >= LONG_MATCH and before.token == path[-1]:
             if (following := before.source.text[before.at + 1]) != SEPARATOR:
-                return Place(before.source, before.at + 1, min(before.length + 1, self.longest), following)
+                return CopiedPlace(before.source, before.at + 1, min(before.length + 1, self.longest), following)
         searched = min(self.longest, SEARCHED)
         if length >= searched:
             return None
         end = [*self.text[-searched:], *path][-searched:]
-        return max((Place(corpus, *corpus.find(end)) for corpus in self.corpora), key=lambda place: place.length)
+        return max((CopiedPlace(corpus, *corpus.find(end)) for corpus in self.corpora), key=lambda place: place.length)
 
     def situation(self, path: tuple[int, ...]) -> Situation:
         """The situation if the text goes on with a path; a tree's nodes are asked for one below another."""

@@ -119,7 +119,7 @@ class Metrics(Collector):
         yield family
 
 
-class Memory:
+class TextMemory:
     """The last `size` tokens of each API key's prompts and answers, which only its own requests may copy from."""
 
     def __init__(self, size: int):
@@ -157,7 +157,7 @@ class Service:
     ):
         self.engine, self.tokenizer, self.metrics = engine, tokenizer, Metrics(engine, names[0])
         self.names, self.limits, self.api_keys, self.allowed_origins = names, engine.limits, api_keys, allowed_origins
-        self.memory = Memory(self.limits.remember)
+        self.memory = TextMemory(self.limits.remember)
         self.update_queues: WeakSet[asyncio.Queue[tuple[int, Update]]] = WeakSet()  # one per running request
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
         self.vocabulary, self.defaults = engine.target.vocabulary, model_defaults(engine.target)

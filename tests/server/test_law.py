@@ -64,8 +64,8 @@ def test_answers_have_the_law_of_the_model(length, count):
 class Hotter(Service):
     """Wrong: it samples at another temperature than the one that it is asked for."""
 
-    def make_requests(self, body: GenerationBody) -> list[Request]:
-        requests = super().make_requests(body)
+    def make_requests(self, body: GenerationBody, owner: str = "") -> list[Request]:
+        requests = super().make_requests(body, owner)
         for request in requests:
             request.sampling = Sampling(1.6)
         return requests

@@ -9,7 +9,7 @@ from serving import check_refused, events, letters, served, service
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.server.bodies import CompletionBody
-from multidraft.server.service import Memory
+from multidraft.server.service import TextMemory
 
 SECRET, SIZE = "qwertyuiopasdfghjklzxcvbnm", 26
 KNOWN, DRAFTED = SECRET[:8], SECRET[8:11]
@@ -46,9 +46,9 @@ def test_no_key_s_texts_are_drafted_for_another():
 
 
 def test_a_memory_that_all_keys_share_is_caught(monkeypatch):
-    add, corpus = Memory.add, Memory.corpus
-    monkeypatch.setattr(Memory, "add", lambda self, key, text: add(self, "", text))
-    monkeypatch.setattr(Memory, "corpus", lambda self, key: corpus(self, ""))
+    add, corpus = TextMemory.add, TextMemory.corpus
+    monkeypatch.setattr(TextMemory, "add", lambda self, key, text: add(self, "", text))
+    monkeypatch.setattr(TextMemory, "corpus", lambda self, key: corpus(self, ""))
     with pytest.raises(AssertionError):
         check_secret_is_kept()
 
@@ -61,7 +61,7 @@ def test_without_keys_all_share_one_memory_and_nothing_is_remembered_unless_aske
 
 
 def test_a_memory_has_an_end_and_holds_no_beginning_of_what_it_holds():
-    memory = Memory(5)
+    memory = TextMemory(5)
     for text, texts in (([1, 2], [[1, 2]]), ([1, 2, 3], [[1, 2, 3]]), ([4, 5], [[1, 2, 3], [4, 5]])):
         memory.add("key", text)
         assert memory.texts == {"key": texts}

@@ -17,7 +17,7 @@ from multidraft.models.repeats import Matches
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Panel, Study
 
-Draft = Callable[[list[int], float], list[int]]  # the chain that is drafted after a text, by the price of a token
+ChainDraft = Callable[[list[int], float], list[int]]  # the chain that is drafted after a text, by the price of a token
 PRICES, CHAIN, MARGIN = (0.02, 0.05, 0.1, 0.2), 16, 1.2  # and of ours: tokens at most, and reach over price at least
 DEPTH, MIN_CHANCE = 24, 0.1  # of suffix decoding in vLLM: of a match with its chain, and of the chain
 TOKENS, SPEED = "tokens a pass", "times plain"
@@ -25,7 +25,7 @@ OURS, PROMPT_LOOKUP = "ours", "transformers"
 NGRAM, SUFFIX, SIMPLE = "vLLM n-gram", "vLLM suffix", "llama.cpp ngram-simple"
 
 
-def longest_match() -> Draft:
+def longest_match() -> ChainDraft:
     """Our look-up: the likeliest token by match and record, for as long as a draft is likelier than it costs."""
     matches = Matches(MAX_RUN)
 
@@ -42,7 +42,7 @@ def longest_match() -> Draft:
     return draft
 
 
-def fixed_run(longest: int, shortest: int, drafts: int, latest: bool = False) -> Callable[[], Draft]:
+def fixed_run(longest: int, shortest: int, drafts: int, latest: bool = False) -> Callable[[], ChainDraft]:
     """What follows the first or the latest occurrence of the last tokens, as many as occur between two numbers."""
 
     def draft(text: list[int], price: float) -> list[int]:
@@ -56,7 +56,7 @@ def fixed_run(longest: int, shortest: int, drafts: int, latest: bool = False) ->
     return lambda: draft
 
 
-def suffix_decoding() -> Draft:
+def suffix_decoding() -> ChainDraft:
     """SuffixDecoding (Oliaro et al., 2025) in one text, a chain as in vLLM.
 
     Behind every run that ends the text the most frequent token follows, and again, for as many tokens as the run has,
@@ -82,7 +82,7 @@ def suffix_decoding() -> Draft:
     return draft
 
 
-KINDS: dict[str, Callable[[], Draft]] = {
+KINDS: dict[str, Callable[[], ChainDraft]] = {
     OURS: longest_match,
     PROMPT_LOOKUP: fixed_run(2, 1, 10),
     NGRAM: fixed_run(5, 2, 5),
@@ -91,7 +91,7 @@ KINDS: dict[str, Callable[[], Draft]] = {
 }
 
 
-def decode(draft: Draft, prompt: list[int], answer: list[int], price: float) -> tuple[int, int]:
+def decode(draft: ChainDraft, prompt: list[int], answer: list[int], price: float) -> tuple[int, int]:
     """The passes that an answer takes, and the tokens that are drafted for it."""
     whole, count, passes, drafted = [*prompt, *answer], len(prompt), 0, 0
     while count < len(whole):
