@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ends_with_advice, results, run
+from commands import ends_with_advice, run
 
 import multidraft as md
 from multidraft.cli.imports import IMPORTED_MODULES
@@ -187,31 +187,3 @@ def test_settings_make_two_schemes_of_one_rule() -> None:
 def test_what_is_no_rule_gets_advice(call, message: str, unchecked) -> None:
     with pytest.raises(md.AdviceError, match=message):
         call()
-
-
-@pytest.mark.slow  # worker processes import torch
-def test_worker_processes_import_what_the_command_line_imports(module_folder: Path) -> None:
-    """The scheme is known to them, and the texts are those of one process."""
-    (module_folder / "prompts.jsonl").write_text('{"prompt": "It was"}\n{"prompt": "A dark"}\n')
-    texts = []
-    for workers in (1, 2):
-        file = module_folder / f"{workers}.jsonl"
-        options = [
-            "--scheme",
-            "mine:right",
-            "--walk",
-            "commit",
-            "--tree",
-            "2x1",
-            "--max-new-tokens",
-            4,
-            "--workers",
-            workers,
-        ]
-        models = ["--target", "embedded", "--prompts", "prompts.jsonl", "--jsonl", file, "--seed", 1]
-        result = run("--import", "top", "generate", *models, *options)
-        assert result.exit_code == 0, result.output
-        files = sorted(file.iterdir()) if file.is_dir() else [file]  # several workers write a folder of shards
-        texts.append([(record["id"], record["text"]) for record in results(*files)])
-    assert texts[0] == texts[1]
-    assert len(texts[0]) == 2
