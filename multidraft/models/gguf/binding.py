@@ -27,6 +27,7 @@ DEFAULT_THREADS, DEFAULT_TYPES = struct.pack("=2i", 4, 4), struct.pack("=2i", 1,
 DEFAULT_CHOICES = struct.pack("=4i", -1, -1, -1, -1)  # rope scaling, pooling, attention, flash attention: unsaid
 NO_DEVICES = bytes(16)  # pointers to devices and to buffers, in front of the number of layers on a GPU
 DEFAULT_LAYERS = {struct.pack("=2i", layers, 1) for layers in (-1, 999)}  # all of them, split among GPUs by layer
+Functions = SimpleNamespace  # of a library, as attributes under llama.cpp's names
 Signatures = dict[str, tuple[Any, Sequence[Any]]]  # by function its result and its arguments
 
 
@@ -70,7 +71,6 @@ COMMON_FUNCTIONS: Signatures = {  # of llama.cpp and of its fork
 }
 LLAMA_CPP_FUNCTIONS: Signatures = COMMON_FUNCTIONS | {
     "llama_backend_init": (None, []),
-    "llama_print_system_info": (BYTES, []),
     "llama_model_load_from_file": (POINTER, [BYTES, Parameters]),
     "llama_init_from_model": (POINTER, [POINTER, Parameters]),
     "llama_free": (None, [POINTER]),
@@ -89,10 +89,6 @@ LLAMA_CPP_FUNCTIONS: Signatures = COMMON_FUNCTIONS | {
 }
 
 
-class Functions(SimpleNamespace):
-    """Functions of a library as attributes, under llama.cpp's names."""
-
-
 class LibraryFiles:
     """The files of one library, among which its functions are."""
 
@@ -109,8 +105,7 @@ class LibraryFiles:
     ) -> Functions:
         """Several functions, some of which have names of their own there; raises AttributeError where it lacks one."""
         names = own_names or {}
-        found = {name: self.function(names.get(name, name), *types) for name, types in signatures.items()}
-        return Functions(**found)
+        return Functions(**{name: self.function(names.get(name, name), *types) for name, types in signatures.items()})
 
 
 def llama_cpp_files(path: Path) -> LibraryFiles:
@@ -138,9 +133,8 @@ def llama_cpp_functions(files: LibraryFiles) -> Functions:
             vars(functions).update(vars(files.functions(laid_out)))
         return functions
     except (AttributeError, ValueError) as error:
-        raise AdviceError(
-            f"this version of llama.cpp is not known ({error}); get one of late 2025 or of 2026"
-        ) from None
+        advice = "get one of late 2025 or of 2026"
+        raise AdviceError(f"this version of llama.cpp is not known ({error}); {advice}") from None
 
 
 def context_members(defaults: bytes) -> dict[str, tuple[int, Any]]:

@@ -16,6 +16,7 @@ from multidraft.models.gguf.binding import (
     llama_cpp_files,
     llama_cpp_functions,
 )
+from multidraft.models.gguf.keeping import digest
 
 ERROR = 4  # the level of ggml's errors
 LOAD_ERROR = b"failed to load model"  # the error behind the one that says why
@@ -138,7 +139,13 @@ class LlamaCpp(GGUFLibrary):
 def build_digest(path: Path) -> str:
     """What tells a build of llama.cpp from others: its library, and the names and sizes of the files beside it."""
     beside = sorted((file.name, file.stat().st_size) for file in path.parent.glob("*ggml*"))
-    return hashlib.sha256(path.read_bytes() + repr(beside).encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{library_digest(path, path.stat().st_mtime_ns)} {beside}".encode()).hexdigest()[:16]
+
+
+@cache
+def library_digest(path: Path, _: int) -> str:
+    """The digest of a library of this time, which may have a hundred megabytes."""
+    return digest(path)
 
 
 def check_alone(path: Path) -> None:

@@ -42,8 +42,8 @@ def build_in(folder: Path) -> Path | None:
     """The library of llama.cpp in a folder, or in one of those that release archives unpack into."""
     for place in (folder, folder / "bin", folder / "lib", folder / "build" / "bin"):
         for name in (*NAMES.get(sys.platform, NAMES_ELSEWHERE), IN_XLLAMACPP):
-            if found := sorted(place.glob(name)):
-                return found[0]
+            if libraries := sorted(place.glob(name)):
+                return libraries[0]
     return None
 
 

@@ -18,11 +18,7 @@ from multidraft.models.gguf import header
 WIDTH, HEADS, LAYERS = 256, 4, 2  # a block of the coarsest types has 256 weights
 CONTEXT, ROPE_BASE, EPSILON = 512, 10_000.0, 1e-5
 LAYER_MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-MATRICES = (
-    "token_embd",
-    "output",
-    *(f"blk.{layer}.{name}" for layer in range(LAYERS) for name in LAYER_MATRICES),
-)
+MATRICES = ("token_embd", "output", *(f"blk.{layer}.{name}" for layer in range(LAYERS) for name in LAYER_MATRICES))
 NORMS = ("output_norm", *(f"blk.{layer}.{name}" for layer in range(LAYERS) for name in ("attn_norm", "ffn_norm")))
 
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 from math import log
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -66,7 +66,7 @@ def kept_verdict(place: Path) -> TrialResult | None:
         kept = json.loads(place.read_bytes())
         if kept["was_busy"] and not is_busy():
             return None
-        return TrialResult(kept["fault"], {int(width): float(value) for width, value in kept["milliseconds"].items()})
+        return result_in(kept)
     return None
 
 
@@ -97,5 +97,9 @@ def read_verdict(run: "subprocess.CompletedProcess[str]") -> TrialResult:
     lines = run.stdout.splitlines()
     if run.returncode or not lines:
         return TrialResult((run.stderr.strip().splitlines() or ["it says nothing"])[-1], {})
-    answer = json.loads(lines[-1])
-    return TrialResult(answer["fault"], {int(width): value for width, value in answer["milliseconds"].items()})
+    return result_in(json.loads(lines[-1]))
+
+
+def result_in(answer: dict[str, Any]) -> TrialResult:
+    """A result as JSON has it."""
+    return TrialResult(answer["fault"], {int(width): float(value) for width, value in answer["milliseconds"].items()})
