@@ -4,8 +4,9 @@
     python benchmarks/gpu.py --hours 0.5 --out runs/gpu          # the same; again, it goes on with what is left
     python benchmarks/gpu.py --device cpu --quick --out runs/dry    # tiny shapes, to see that it runs: some minutes
 
-Each piece is a process of its own, which ends after ten minutes at most. What it found is a line of `pieces.jsonl` as
-soon as it is done; a piece that is there is not run again. `report.md` and `report.json` say what is known so far.
+Each piece is a process of its own, or shares one with those about the same model; a process ends after ten minutes at
+most. What a piece found is a line of `pieces.jsonl`; a piece that is there is not run again. `report.md` and
+`report.json` say what is known so far.
 Nothing is downloaded or installed: a piece whose packages are missing is skipped, and says so.
 """
 
@@ -16,11 +17,14 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT)] * (str(ROOT) not in sys.path)  # where nothing could be installed
+sys.path[:0] = [
+    str(folder) for folder in (ROOT, ROOT / "research") if str(folder) not in sys.path
+]  # where nothing could be installed
 
 from on_gpu.asked import PieceOptions, Skipped  # noqa: E402
 from on_gpu.pieces import PIECES, Piece  # noqa: E402
@@ -42,6 +46,7 @@ class Run:
     options: argparse.Namespace
     journal: Journal
     end: float
+    tried: set[str] = field(default_factory=set)  # pieces that this run has come to
 
     @property
     def records_by_piece(self) -> dict[str, Record]:
@@ -53,58 +58,68 @@ class Run:
         """The pieces that ended with an error."""
         return [name for name, record in self.records_by_piece.items() if record["status"] == "failed"]
 
-    def left(self) -> Iterator[Piece]:
-        """The pieces that are not done, as long as there is time; one that goes on by itself is begun again."""
-        for piece in PIECES:
-            if piece.again and self.options.quick:
-                continue
-            tries = 0
-            while self.records_by_piece.get(piece.name, {}).get("status") != "done" and time.monotonic() < self.end:
-                if tries and (self.records_by_piece[piece.name]["status"] != "out of time" or not piece.goes_on):
+    def left(self) -> Iterator[list[Piece]]:
+        """The pieces that are not done, by process, as long as there is time; what goes on by itself is begun again."""
+        for _, group in groupby(PIECES, lambda piece: piece.process or piece.name):
+            pieces = [piece for piece in group if not (piece.again and self.options.quick)]
+            while time.monotonic() < self.end:
+                states = {piece.name: self.records_by_piece.get(piece.name, {}).get("status") for piece in pieces}
+                pieces = [piece for piece in pieces if states[piece.name] != "done"]
+                goes_on = {piece.name for piece in pieces if piece.goes_on and states[piece.name] == "out of time"}
+                pieces = [piece for piece in pieces if piece.name not in self.tried or piece.name in goes_on]
+                if not pieces:
                     break
-                tries += 1
-                yield piece
+                yield pieces
 
     def go(self) -> None:
-        """Run them, and write the report after each."""
-        for piece in self.left():
-            print(f"{piece.name} ...", flush=True)
-            start = time.monotonic()
-            record = in_a_process(piece, self.options, min(LIMIT, max(self.end - start, 60.0)))
-            took = dict(seconds=round(time.monotonic() - start, 1), day=time.strftime("%Y-%m-%d"))
-            self.journal.append(record | took)
-            print(f"{piece.name}: {record['status']}{': ' * bool(record['why'])}{record['why']}", flush=True)
+        """Run them, and write the report after each process."""
+        for pieces in self.left():
+            print(f"{', '.join(piece.name for piece in pieces)} ...", flush=True)
+            for record in in_a_process(pieces, self.options, min(LIMIT, max(self.end - time.monotonic(), 60.0))):
+                self.tried.add(record["piece"])
+                self.journal.append(record | dict(day=time.strftime("%Y-%m-%d")))
+                why = f": {record['why']}" * bool(record["why"])
+                print(f"{record['piece']}: {record['status']}{why}", flush=True)
             write_report(self.options.out, self.journal.settings, self.records_by_piece)
 
 
-def in_a_process(piece: Piece, options: argparse.Namespace, limit: float) -> Record:
-    """A piece in a process of its own, so that neither its memory nor its faults reach the next one."""
-    result = options.out / "piece.json"
-    result.unlink(missing_ok=True)
-    command = [sys.executable, __file__, "--piece", piece.name, "--device", options.device, "--out", str(options.out)]
+def in_a_process(pieces: list[Piece], options: argparse.Namespace, limit: float) -> list[Record]:
+    """Pieces in a process of their own, so that neither its memory nor its faults reach the next ones.
+
+    There is a record of each that it came to: the last one may have been stopped, by a fault or the limit.
+    """
+    results, start = options.out / "piece.jsonl", time.monotonic()
+    results.unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--pieces", *(piece.name for piece in pieces)]
+    command += ["--device", options.device, "--out", str(options.out)]
     command += ["--quick"] * options.quick + (["--corpus", str(options.corpus)] if options.corpus else [])
-    record: Record = dict(piece=piece.name, status="out of time", why="", lines=[])
     try:
-        done = subprocess.run(command, timeout=limit)
-        if result.exists():
-            return record | json.loads(result.read_text())
-        return record | dict(status="failed", why=f"the process ended with {done.returncode}")
+        status, why = "failed", f"the process ended with {subprocess.run(command, timeout=limit).returncode}"
     except subprocess.TimeoutExpired:
-        return record | dict(why=f"after {limit:.0f} seconds")
-    finally:
-        result.unlink(missing_ok=True)
+        status, why = "out of time", f"after {limit:.0f} seconds"
+    lines = results.read_text().splitlines() if results.exists() else []
+    results.unlink(missing_ok=True)
+    records: list[Record] = [json.loads(line) for line in lines]
+    if len(records) < len(pieces):
+        took = time.monotonic() - start - sum(record["seconds"] for record in records)
+        piece = pieces[len(records)].name
+        records.append(dict(piece=piece, status=status, why=why, lines=[], seconds=round(took, 1)))
+    return records
 
 
 def measure(piece: Piece, piece_options: PieceOptions) -> Record:
-    """What a piece finds, or why it finds nothing."""
+    """What a piece finds, or why it finds nothing, and how long that took."""
+    record: Record = dict(piece=piece.name, status="done", why="", lines=[])
+    start = time.monotonic()
     try:
         silence()
-        return dict(status="done", lines=piece.measure(piece_options))
+        record["lines"] = piece.measure(piece_options)
     except (Skipped, ImportError) as reason:
-        return dict(status="skipped", why=str(reason))
+        record |= dict(status="skipped", why=str(reason))
     except Exception as error:  # whatever a device may raise: the other pieces go on
         traceback.print_exc()
-        return dict(status="failed", why=f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+        record |= dict(status="failed", why=f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+    return record | dict(seconds=round(time.monotonic() - start, 1))
 
 
 def arguments() -> argparse.Namespace:
@@ -115,7 +130,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that it runs")
     parser.add_argument("--corpus", type=Path, help="the text that the larger pair learns; default: ../shared/corpus")
-    parser.add_argument("--piece", help=argparse.SUPPRESS)
+    parser.add_argument("--pieces", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     shared = sorted((ROOT.parent / "shared" / "corpus").glob("*.gz"))
     options.corpus = options.corpus or (shared[0] if shared else None)
@@ -136,9 +151,11 @@ def main() -> None:
     options = arguments()
     piece_options = PieceOptions(options.device, options.quick, options.out, options.corpus)
     try:
-        if options.piece:
-            record = measure(next(piece for piece in PIECES if piece.name == options.piece), piece_options)
-            files.write(options.out / "piece.json", json.dumps(dict(why="") | record).encode())
+        if options.pieces:
+            for piece in [piece for piece in PIECES if piece.name in options.pieces]:
+                line = json.dumps(measure(piece, piece_options))
+                with (options.out / "piece.jsonl").open("a") as file:
+                    file.write(line + "\n")
             return
         check(options)
         settings = dict(benchmark="gpu", device=options.device, quick=options.quick)

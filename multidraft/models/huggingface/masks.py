@@ -111,8 +111,8 @@ class CausalLM(HuggingFaceReader):
             use_cache=True,
             **{self.memory_name: self.cache.cache},
             **({} if everything else self.last_logits),
-            # Layers that are not listed are None, or there too.
-            **({"output_hidden_states": list(self.output_layers)} if self.output_layers else {}),
+            # Of all layers: what a list of some would count differs between releases of transformers.
+            **({"output_hidden_states": True} if self.output_layers else {}),
         )
         if self.output_layers:
             self.check_states(len(output.hidden_states))
