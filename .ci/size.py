@@ -47,14 +47,14 @@ def main() -> int:
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in UNCOUNTED] + [ROOT / "README.md"]
     step = [decoding / f"{name}.py" for name in ("step", "draft", "verify", "walks", "tree", "state")]
     rows = [
-        ("core, lines", lines(core), 27_830),
+        ("core, lines", lines(core), 27_910),
         ("core, files", len(core), 189),
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 11_300),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_690),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_760),
         ("tests, patches of our names", sum(map(patches, (ROOT / "tests").rglob("*.py"))), 90),
-        ("docs and README, written words", sum(map(words, pages)), 19_610),
+        ("docs and README, written words", sum(map(words, pages)), 19_680),
     ]
     for name, size, limit in rows:
         note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"

@@ -1,4 +1,4 @@
-"""Tokens a second of everyone who decodes, eager and compiled, side by side on every prompt."""
+"""Tokens a second of everyone who decodes, recorded and compiled, side by side on every prompt."""
 
 import json
 from argparse import Namespace
@@ -53,6 +53,13 @@ def measure(piece_options: PieceOptions, name: str, pair: Pair) -> list[Line]:
     return table(journal.records)
 
 
+def way_of(case: Case, is_compiled: bool) -> str:
+    """How a way's steps run: ours are recorded where they are not compiled."""
+    if is_compiled or case == STATIC:
+        return "compiled"
+    return "launched" if case == THEIRS or case.who == ASSISTED else "recorded"
+
+
 def table(runs: list[Line]) -> list[Line]:
     """Tokens a second by temperature and way, over those of plain decoding and of compiled `model.generate`."""
     sums: dict[tuple[float, Case, bool], Line] = defaultdict(lambda: dict(tokens=0, seconds=0.0, passes=0, accepted=0))
@@ -62,7 +69,7 @@ def table(runs: list[Line]) -> list[Line]:
             sums[t, Case(*case), way][what] = total + run.get(what, 0)
     rates = {key: sums_of_key["tokens"] / sums_of_key["seconds"] for key, sums_of_key in sums.items()}
     return [
-        dict(temperature=t, who=case.who, setting=case.setting, way="compiled" if way or case == STATIC else "eager")
+        dict(temperature=t, who=case.who, setting=case.setting, way=way_of(case, way))
         | dict(tokens_a_second=round(rates[t, case, way], 1))
         | dict(
             tokens_a_pass=round(1 + sums_of_key["accepted"] / sums_of_key["passes"], 3)

@@ -30,7 +30,7 @@ def line_of(piece_options: PieceOptions, name: str, tree: str | None, way: bool)
         counted(piece_options, name, tree, way, new_tokens) for new_tokens in (short, long)
     )
     of_a_step = {kind: round((counts_of_long[kind] - fewer[kind]) / max(second - first, 1), 1) for kind in KINDS}
-    return dict(model=name, tree=tree or "plain", way="compiled" if way else "eager") | of_a_step
+    return dict(model=name, tree=tree or "plain", way="compiled" if way else "recorded") | of_a_step
 
 
 def counted(

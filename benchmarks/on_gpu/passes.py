@@ -1,4 +1,4 @@
-"""What a pass over so many new tokens costs, eager and compiled, by published shape."""
+"""What a pass over so many new tokens costs by published shape: launched kernel by kernel, recorded, and compiled."""
 
 from collections.abc import Callable
 
@@ -7,15 +7,19 @@ from on_gpu.asked import Line, PieceOptions
 from on_gpu.published import model_of
 
 WIDTHS, CONTEXT = (1, 2, 4, 8, 16, 32, 64), 512
-WAYS = {"eager": False, "compiled": True}
+WAYS: dict[str, dict[str, bool]] = {
+    "launched": dict(fixed_shapes=False),
+    "recorded": dict(fixed_shapes=True),
+    "compiled": dict(compiled=True),
+}
 
 
 def measure(piece_options: PieceOptions, name: str) -> list[Line]:
     """A line a way and width."""
     widths, context = ((1,), 16) if piece_options.quick else (WIDTHS, CONTEXT)
     model, lines = model_of(name, piece_options), []
-    for way, compiles in WAYS.items():
-        reader = beginning(CausalLM(model, context + 2 * max(widths), compiles), context)
+    for way, settings in WAYS.items():
+        reader = beginning(CausalLM(model, context + 2 * max(widths), **settings), context)
         for num_new in widths:
             took = piece_options.milliseconds(a_pass(reader, num_new))
             lines.append(dict(model=name, way=way, tokens=num_new, milliseconds=round(took, 3)))

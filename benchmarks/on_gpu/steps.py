@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by part: a pair of published shapes, eager and compiled, beside plain decoding."""
+"""Where the time of a step goes, by part: a pair of published shapes, recorded and compiled, beside plain decoding."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def measure(piece_options: PieceOptions, name: str) -> list[Line]:
 
 
 def cases(piece_options: PieceOptions) -> list[tuple[str | None, bool]]:
-    """Trees, of which None drafts nothing, each eager and compiled."""
+    """Trees, of which None drafts nothing, each recorded and compiled."""
     trees = TREES[:1] if piece_options.quick else TREES
     return [(tree, way) for tree in (None, *trees) for way in (False, True)]
 
@@ -28,7 +28,7 @@ def line_of(piece_options: PieceOptions, name: str, tree: str | None, way: bool)
     """Milliseconds of a step, and of its parts where all wait for each other at their ends; a first run warms up."""
     steps, waits = 4 if piece_options.quick else 48, piece_options.device.type == "cuda"
     run(piece_options, name, tree, way, 2 * steps)
-    line = dict(model=name, tree=tree or "plain", way="compiled" if way else "eager")
+    line = dict(model=name, tree=tree or "plain", way="compiled" if way else "recorded")
     line |= {part: round(took, 3) for part, took in parts(run(piece_options, name, tree, way, steps, waits)).items()}
     return line | dict(step=round(sum(parts(run(piece_options, name, tree, way, steps)).values()), 3))
 

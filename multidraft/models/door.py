@@ -6,7 +6,7 @@ from transformers import PreTrainedModel as HuggingFaceModel
 
 from multidraft.errors import AdviceError, quote
 from multidraft.models.huggingface import compat
-from multidraft.models.huggingface.compiled import can_compile
+from multidraft.models.huggingface.fixed_steps import can_compile
 from multidraft.models.huggingface.gated_delta import nets_of
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.huggingface.paths import Paths

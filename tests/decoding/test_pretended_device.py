@@ -28,7 +28,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.models.ensemble import LookupThenModel, Mixture
 from multidraft.models.heads.drafters import drafter
-from multidraft.models.huggingface import compiled
+from multidraft.models.huggingface import fixed_steps
 from multidraft.models.ngram import Lookup, NGram
 from multidraft.sampling.gate import RowFault
 from multidraft.server import Limits
@@ -242,8 +242,8 @@ def test_padded_steps_in_fixed_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compile=True` does around the compiler: pads, fills, runs; here the step runs as it is written."""
     calls = Counter[str]()
 
-    def step_of(model: Any) -> compiled.StepFunction:
-        return lambda *inputs: calls.update([model.device.type]) or compiled.step(*inputs)
+    def step_of(model: Any) -> fixed_steps.StepFunction:
+        return lambda *inputs, layers: calls.update([model.device.type]) or fixed_steps.step(*inputs, layers=layers)
 
     for name, value in {
         "STEPS": WeakKeyDictionary(),
@@ -251,7 +251,7 @@ def test_padded_steps_in_fixed_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
         "compile_step": step_of,
         "from_dlpack": alias,
     }.items():
-        monkeypatch.setattr(compiled, name, value)
+        monkeypatch.setattr(fixed_steps, name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it would warn where it went on without
         assert_equal(lambda place: generated(*pair(place), compile=True))

@@ -16,7 +16,7 @@ from multidraft.autotune.plans import model_identity
 from multidraft.models import vocabularies
 from multidraft.models.door import as_reader
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
-from multidraft.models.huggingface import compiled
+from multidraft.models.huggingface import fixed_steps
 from multidraft.models.huggingface.compat import vocabulary_of
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import Lookup, NGram
@@ -120,10 +120,10 @@ def test_compiled_steps_are_made_anew(target: PreTrainedModel) -> None:
     """Also where a new weight stands at the place of an old one, which memory that was let go makes possible."""
     buffer = torch.zeros(VOCABULARY, 32).numpy()
     target.lm_head.weight = nn.Parameter(torch.from_numpy(buffer))
-    steps = compiled.steps_of(target)
-    assert compiled.steps_of(target) is steps
+    steps = fixed_steps.steps_of(target)
+    assert fixed_steps.steps_of(target) is steps
     target.lm_head.weight = nn.Parameter(torch.from_numpy(buffer))
-    assert compiled.steps_of(target) is not steps
+    assert fixed_steps.steps_of(target) is not steps
     resized(target, LARGER)
     with torch.compiler.set_stance("force_eager"):  # in fixed buffers, but not compiled
         assert ours(target, tiny_model("qwen2", vocab_size=LARGER), PROMPTS, compile=True) == plainly(target, PROMPTS)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.huggingface import compat
-from multidraft.models.huggingface.compiled import CompiledSteps, can_compile, steps_of
+from multidraft.models.huggingface.fixed_steps import FixedSteps, can_compile, steps_of, why_not_fixed
 from multidraft.models.huggingface.gated_delta import nets_of, with_tree_nets
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
@@ -30,14 +30,19 @@ RECORDING_MODELS: WeakSet[PreTrainedModel] = WeakSet()
 class CausalLM(HuggingFaceReader):
     """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
 
-    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
-    prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
-    inference tensors: do not change them in place. Where commits return the states of `hidden_layers`, steps are not
-    compiled.
+    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may have `fixed_shapes`,
+    as they have on a GPU unless somebody says otherwise, and may be `compiled`: prompts are read as ever, and then the
+    batch moves to buffers that stay. Logits come in the model's dtype, as inference tensors: do not change them in
+    place. Where commits return the states of `hidden_layers`, steps are not compiled.
     """
 
     def __init__(
-        self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, hidden_layers: Sequence[int] = ()
+        self,
+        model: PreTrainedModel,
+        capacity: int = 256,
+        compiled: bool = False,
+        hidden_layers: Sequence[int] = (),
+        fixed_shapes: bool | None = None,
     ):
         super().__init__(model)
         config = compat.text_config(model)
@@ -45,15 +50,18 @@ class CausalLM(HuggingFaceReader):
         self.output_layers = tuple(hidden_layers)
         self.pending_states: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
         self.capacity, self.compiled = capacity, compiled and not hidden_layers and can_compile(model)
-        prompt_capacity = min(capacity, MAX_PROMPT_SLOTS) if self.compiled else capacity
+        self.fixed_shapes = fixed_shapes
+        asks = self.device.type == "cuda" if fixed_shapes is None else fixed_shapes
+        self.is_fixed = self.compiled or (asks and not why_not_fixed(model))
+        prompt_capacity = min(capacity, MAX_PROMPT_SLOTS) if self.is_fixed else capacity
         self.cache = TreeCache(config.num_hidden_layers, prompt_capacity, self.nets)
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.forward_arguments(model) else {}
 
     def new(self, capacity: int) -> "CausalLM":
-        return CausalLM(self.model, capacity, self.compiled, self.output_layers)
+        return CausalLM(self.model, capacity, self.compiled, self.output_layers, self.fixed_shapes)
 
     def with_hidden_states(self, layers: Sequence[int]) -> "CausalLM":
-        return CausalLM(self.model, self.capacity, self.compiled, layers)
+        return CausalLM(self.model, self.capacity, self.compiled, layers, self.fixed_shapes)
 
     @cached_property
     def view(self) -> nn.Module:
@@ -63,9 +71,11 @@ class CausalLM(HuggingFaceReader):
         return with_tree_nets(view_of(self.model)) if self.nets else view_of(self.model)
 
     @cached_property
-    def steps(self) -> CompiledSteps | None:
-        """Its compiled steps, made when they are first asked for."""
-        return steps_of(self.model) if self.compiled else None
+    def steps(self) -> FixedSteps | None:
+        """Its steps in fixed shapes, made when they are first asked for."""
+        if self.is_fixed and self.output_layers:
+            let_record(self.model)
+        return steps_of(self.model, self.compiled, self.output_layers) if self.is_fixed else None
 
     def _begin(self, rows: int) -> Sequence[Any]:
         self.cache.begin(rows)
@@ -100,9 +110,10 @@ class CausalLM(HuggingFaceReader):
         """The model's forward pass over tokens that the cache has made room for; hidden states are noted."""
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         if self.steps is not None and everything:
-            logits = self.steps.run(self.model, self.cache, tokens, positions, masks)
-            if logits is not None:
-                return logits
+            results = self.steps.run(self.model, self.cache, tokens, positions, masks)
+            if results is not None:
+                self.pending_states += results[1:]
+                return results[0]
         seen = {kind: None if kind == "linear_attention" else mask for kind, mask in masks.items()}
         output = self.view(
             input_ids=tokens,
@@ -129,14 +140,14 @@ class CausalLM(HuggingFaceReader):
             )
 
     def use_fixed_buffers(self) -> None:
-        """Move into buffers that stay, if steps are compiled and there is memory for them."""
+        """Move into buffers that stay, if steps have fixed shapes and there is memory for them."""
         if self.steps is None:
             return
         try:
             self.steps.move_to_pool(self.cache, self.capacity)
         except (AdviceError, torch.OutOfMemoryError) as error:
             self.steps = None
-            warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
+            warnings.warn(f"decoding goes on without fixed shapes: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
     def prepare(self, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:

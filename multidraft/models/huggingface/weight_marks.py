@@ -13,9 +13,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from multidraft.models.reader import Reader
 
+GLOBAL_HOOKS = _global_forward_hooks, _global_forward_pre_hooks
 OWN_ATTRIBUTES = vars(nn.Module()).keys()  # PyTorch's, with parameters, hooks and what is within
 CHANGES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # by module, how often it was said to have changed
 
@@ -60,6 +62,43 @@ class ModelMark:
             and len(weights) == len(self.marks)
             and all(mark.agrees(weight) for mark, weight in zip(self.marks, weights, strict=True))
         )
+
+
+class PlaceMark:
+    """Where a model's weights are, and how it computes: what a recorded step depends on, which reads numbers anew.
+
+    It keeps the weights' memory, so that what was recorded never reads memory that is gone.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model, self.memory = ref(model), [weight.detach() for weight in weights_of(model)]
+        self.places, self.structure = places_of(model), structure_of(model)
+
+    def is_unmoved(self, model: nn.Module) -> bool:
+        """Whether weights, modules and hooks are where they were; fast enough for every pass."""
+        return self.places == places_of(model)
+
+    def agrees(self) -> bool:
+        """Whether the model computes what it did, from the same places."""
+        model = self.model()
+        return model is not None and self.is_unmoved(model) and self.structure == structure_of(model)
+
+
+def places_of(model: nn.Module) -> list[Any]:
+    """The places of a model's parts, what was put into them, and what PyTorch does to all of them."""
+    precision = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    around = torch.is_autocast_enabled("cuda"), list(map(len, GLOBAL_HOOKS))
+    parts = [
+        (id(part), type(part), type(part).forward, part.training, has_additions(part), places_in(part))
+        for part in model.modules()
+    ]
+    return [precision, around, parts]
+
+
+def places_in(part: nn.Module) -> list[int]:
+    """Where a module's own weights are."""
+    own = [*part._parameters.values(), *part._buffers.values()]
+    return [version_of(weight)[0] for weight in own if weight is not None]
 
 
 def modules_of(reader: Reader | None) -> list[nn.Module]:

@@ -2,7 +2,7 @@
 
 import gc
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import partial
 from weakref import ref
@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.models.door import as_reader
-from multidraft.models.huggingface import compiled
-from multidraft.models.huggingface.compiled import SPARE_SLOTS, BufferPool, CapturedStep, bucket
+from multidraft.models.huggingface import fixed_steps
+from multidraft.models.huggingface.fixed_steps import SPARE_SLOTS, BufferPool, CapturedStep, bucket
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.prefix_models import TableModel, random_table
@@ -29,8 +29,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 @pytest.fixture(autouse=True)
 def anew(monkeypatch) -> None:
     """Nothing has been compiled yet, and buckets are small, so that batches outgrow them."""
-    compiled.STEPS.clear()
-    monkeypatch.setattr(compiled, "MIN_SLOTS", 16)
+    fixed_steps.STEPS.clear()
+    monkeypatch.setattr(fixed_steps, "MIN_SLOTS", 16)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def session(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS, capacity
 
 
 def pools(model: PreTrainedModel) -> list[BufferPool]:
-    return compiled.steps_of(model).pools
+    return fixed_steps.steps_of(model).pools
 
 
 QUICK = [("llama", "sdpa"), ("gemma3", "sdpa"), ("gpt2", "eager"), ("gpt_oss", "eager")]
@@ -206,19 +206,19 @@ PROMPT, SEVERAL = [[1, 2, 3]], [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10, 11]]
 @pytest.mark.parametrize(("prompts", "temperature"), [(PROMPT, 1.0), (SEVERAL, 0)])
 def test_generation_is_the_same_in_fixed_buffers(prompts: list[list[int]], temperature: float):
     expected = tokens(False, prompts, temperature=temperature)
-    assert not compiled.STEPS
+    assert not fixed_steps.STEPS
     assert tokens(True, prompts, temperature=temperature) == expected
-    used_pools = [steps.pools for steps in compiled.STEPS.values()]
+    used_pools = [steps.pools for kinds in fixed_steps.STEPS.values() for steps in kinds.values()]
     assert [len(of_model) for of_model in used_pools] == [1, 1]  # one run after another, and warming
     assert all(pool.captured_steps for [pool] in used_pools)
 
 
 def test_generation_goes_on_where_compiling_fails():
-    def broken(*inputs):
+    def broken(*inputs, **options):
         raise RuntimeError("no compiler here\nand much more")
 
     for model in tiny_model("llama"), tiny_model("llama", num_hidden_layers=1):
-        compiled.steps_of(model).compiled = broken
+        fixed_steps.steps_of(model).step = broken
     expected = tokens(False, SEVERAL)
     with pytest.warns(UserWarning, match="does not compile, so it runs without: no compiler here$") as caught:
         assert tokens(True, SEVERAL) == expected
@@ -229,27 +229,107 @@ def test_generation_goes_on_where_compiling_fails():
 @pytest.mark.usefixtures("as_written")
 def test_reading_goes_on_where_memory_lacks():
     run = session(tiny_model("llama"), capacity=2**40)
-    with pytest.warns(UserWarning, match=r"without compiled steps: .* need .* GiB, and .* are free; decode fewer"):
+    with pytest.warns(UserWarning, match=r"without fixed shapes: .* need .* GiB, and .* are free; decode fewer"):
         assert run.step(3) < TOLERANCE
     assert run.step(3) < TOLERANCE
+
+
+def fixed(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> CausalLM:
+    """As a model is read on a GPU: in fixed shapes, and not compiled."""
+    return CausalLM(model, 8, hidden_layers=layers, fixed_shapes=True)
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_steps_as_they_are_on_a_gpu_read_what_the_model_reads(name: str):
+    model = tiny_model(name)
+    assert worst_error_of_life(lambda prompts: begin_session(model, fixed(model), prompts)) < TOLERANCE
+    [kind] = fixed_steps.STEPS[model]
+    assert kind == (False, ())
+    assert CausalLM(model).steps is None  # a CPU gains nothing by them
+
+
+def test_fixed_shapes_tell_hidden_states():
+    model, layers, rows = tiny_model("llama"), (0, 2), [[3, 1, 4], [5]]
+    parents = [[-1, 0, 0], [-1]]
+    states = []
+    for reader in (fixed(model, layers), CausalLM(model, 8, hidden_layers=layers)):
+        reader.forward([[7, 8], [9]], [[-1, 0], [-1]], "none")
+        reader.commit([[0, 1], [0]])
+        reader.forward(rows, parents)
+        states.append(reader.commit([[0, 2], [0]]))
+        assert (reader.steps is None) == (reader.fixed_shapes is None)
+    for ours, expected in zip(*states, strict=True):
+        assert torch.allclose(ours, expected, atol=1e-5)
+
+
+def replace_parameter(model: PreTrainedModel) -> None:
+    model.model.norm.weight = torch.nn.Parameter(model.model.norm.weight.detach().clone())
+
+
+def replace_data(model: PreTrainedModel) -> None:
+    model.model.norm.weight.data = model.model.norm.weight.data.clone()
+
+
+def swap_layers(model: PreTrainedModel) -> None:
+    model.model.layers[0], model.model.layers[1] = model.model.layers[1], model.model.layers[0]
+
+
+def add_hook(model: PreTrainedModel) -> None:
+    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def add_forward(model: PreTrainedModel) -> None:
+    model.lm_head.forward = lambda states: model.lm_head.__class__.forward(model.lm_head, 2 * states)
+
+
+def train(model: PreTrainedModel) -> None:
+    model.train()
+
+
+@pytest.mark.parametrize("change", [replace_parameter, replace_data, swap_layers, add_hook, add_forward, train])
+def test_what_was_recorded_is_not_replayed_once_the_model_has_moved(change: Callable[[PreTrainedModel], None]):
+    model = deepcopy(tiny_model("llama"))
+    steps = fixed_steps.steps_of(model, compiles=False)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    assert steps.mark.is_unmoved(model)  # numbers are read anew
+    assert fixed_steps.steps_of(model, compiles=False) is steps
+    reader = fixed(model)
+    reader.forward([[3, 1]], [[-1, 0]], "none")
+    reader.commit([[0, 1]])
+    assert reader.forward([[4]], [[-1]]).logits is not None
+    assert steps.works
+    reader.commit([[]])
+    change(model)
+    reader.forward([[4]], [[-1]])
+    assert not steps.works  # it was read as it is now
+    assert fixed_steps.steps_of(model, compiles=False) is not steps
+
+
+def test_what_pytorch_does_to_all_models_is_seen_too():
+    steps = fixed_steps.steps_of(tiny_model("llama"), compiles=False)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not steps.mark.is_unmoved(tiny_model("llama"))
+    handle.remove()
+    assert steps.mark.is_unmoved(tiny_model("llama"))
 
 
 @pytest.mark.usefixtures("as_written")
 def test_what_was_compiled_is_forgotten_when_weights_change():
     model = tiny_model("gpt2", n_layer=1)
-    before = compiled.steps_of(model)
-    assert compiled.steps_of(model) is before
+    before = fixed_steps.steps_of(model)
+    assert fixed_steps.steps_of(model) is before
     with torch.no_grad():
         next(model.parameters()).mul_(1)
-    assert compiled.steps_of(model) is not before
+    assert fixed_steps.steps_of(model) is not before
 
 
 @pytest.mark.usefixtures("as_written")
 def test_what_was_compiled_is_forgotten_when_weights_are_written_through_data():
     model = deepcopy(tiny_model("gpt2", n_layer=1))
-    before = compiled.steps_of(model)
+    before = fixed_steps.steps_of(model)
     next(model.parameters()).data.mul_(2)
-    assert compiled.steps_of(model) is not before
+    assert fixed_steps.steps_of(model) is not before
 
 
 def test_a_model_with_hooks_is_read_without_compiled_steps():
@@ -305,7 +385,7 @@ def test_compiled_families_read_what_they_read_without(name: str, attention: str
     model = tiny_model(name, attention)
     counters.clear()
     assert worst_error_of_life(partial(session, model)) < TOLERANCE
-    assert compiled.steps_of(model).works
+    assert fixed_steps.steps_of(model).works
     assert counters["stats"]["unique_graphs"] <= 4  # one row and several, in a step of one token and of several
 
 
@@ -317,7 +397,7 @@ def test_compiled_generation_is_greedy_alike_and_compiles_at_most_four_times_a_m
     for tree in ("2x1", "1x1x1", "4"):
         settings = dict(tree=tree, temperature=0, max_new_tokens=30)
         assert tokens(True, prompts, **settings) == tokens(False, prompts, **settings)
-    assert all(compiled.steps_of(model).works for model in compiled.STEPS)
+    assert all(steps.works for kinds in fixed_steps.STEPS.values() for steps in kinds.values())
     assert counters["stats"]["unique_graphs"] <= 2 * 4
 
 
@@ -326,9 +406,9 @@ def test_compiled_generation_is_greedy_alike_and_compiles_at_most_four_times_a_m
 def test_what_is_compiled_does_not_keep_a_model_alive():
     model = deepcopy(tiny_model("gpt2", n_layer=1))
     md.generate(model, None, [[1, 2]], max_new_tokens=3, compile=True)
-    assert len(compiled.STEPS) == 1
+    assert len(fixed_steps.STEPS) == 1
     gone = ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert not compiled.STEPS
+    assert not fixed_steps.STEPS

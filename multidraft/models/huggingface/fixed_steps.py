@@ -1,7 +1,9 @@
-"""Steps that are compiled by `torch.compile`, and on a GPU replayed as CUDA graphs.
+"""Steps of few shapes over memory that stays: on a GPU recorded as CUDA graphs; compiled where somebody asks for it.
 
-A step is padded to buckets of rows, tokens and slots, so that what is compiled or recorded for one serves many. What is
-compiled stays with the model, and so do the buffer pools: memory at fixed addresses, which batches use in turn.
+A step is padded to buckets of rows, tokens and slots, so that what is compiled or recorded for one serves many. On a
+GPU every model is read so that can be: launching its kernels one by one takes three to five times as long, and cuDNN's
+attention builds a plan for every new shape. What is recorded stays with the model, and so do the buffer pools: memory
+at fixed addresses, which batches use in turn.
 """
 
 import inspect
@@ -26,7 +28,7 @@ from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.huggingface.compat import memory_name, needs_paths
 from multidraft.models.huggingface.kv_cache import Storage, TreeCache
-from multidraft.models.huggingface.weight_marks import ModelMark, has_additions
+from multidraft.models.huggingface.weight_marks import ModelMark, PlaceMark, has_additions
 
 MAX_STEP_TOKENS = 256  # of a step that is compiled; a wider one is bound by arithmetic
 MIN_SLOTS = 256  # that a step sees
@@ -36,10 +38,10 @@ POOLS_LOCK = RLock()  # a model may be shared by threads
 Size = tuple[int, int, int]  # rows, tokens and slots
 StepTokens = Int[Tensor, "rows new"]
 KindMasks = dict[str, Float[Tensor, "rows 1 new seen"]]  # by type of layer
-StepFunction = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
+StepFunction = Callable[..., list[Tensor]]  # of tokens, positions, masks, slots, and all keys and values
 
 
-def capture_graph(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
+def capture_graph(call: Callable[[], list[Tensor]], pool: Any) -> Callable[[], list[Tensor]]:
     """A call's replay on a GPU over the same memory, as one launch; it runs twice before, to settle choices."""
     current, side, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(current)
@@ -48,11 +50,11 @@ def capture_graph(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]
             call()
     current.wait_stream(side)
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
-        result = call()
+        results = call()
 
-    def replay() -> Tensor:
+    def replay() -> list[Tensor]:
         graph.replay()
-        return result.clone()  # which the next replay of any graph of the pool may overwrite
+        return [result.clone() for result in results]  # which the next replay of any graph of the pool may overwrite
 
     return replay
 
@@ -98,8 +100,9 @@ def step(
     masks: KindMasks,
     slots: Int[Tensor, " new"],
     *buffers: Tensor,
-) -> Float[Tensor, "rows new vocabulary"]:
-    """A function of tensors alone: the logits; keys and values are written into the memory."""
+    layers: tuple[int, ...],
+) -> list[Tensor]:
+    """A function of tensors: the logits, and the states of `layers` if any; keys and values go into the memory."""
     mask = next(iter(masks.values()))
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
     output = model(
@@ -108,8 +111,10 @@ def step(
         attention_mask=masks if len(masks) > 1 else mask,
         use_cache=True,
         **{memory: Cache(layers=[FixedLayer(*pair, slots, mask.shape[3]) for pair in pairs])},
+        **({"output_hidden_states": True} if layers else {}),
     )
-    return output.logits
+    states = [torch.stack([output.hidden_states[layer] for layer in layers], 2)] if layers else []
+    return [output.logits, *states]
 
 
 class CapturedStep:
@@ -127,7 +132,7 @@ class CapturedStep:
         self.slots = memory[0].shape[2] - 1 - self.places % SPARE_SLOTS
         shape = (rows, 1, new, slots)
         self.masks = {kind: torch.full(shape, self.hidden, dtype=dtype, device=device) for kind in kinds}
-        self.replay: Callable[[], Tensor] | None = None
+        self.replay: Callable[[], list[Tensor]] | None = None
         shared = [(self.slots, [0]), (self.tokens, [0, 1]), (self.positions, [0, 1])]
         shared += [(mask, [0, 2, 3]) for mask in self.masks.values()] + [(buffer, [0, 2]) for buffer in self.memory]
         for tensor, sizes in shared:  # other steps of this kind have other sizes, which must not be compiled in
@@ -143,8 +148,8 @@ class CapturedStep:
             whole = self.masks[kind].fill_(self.hidden)
             whole[:rows, :, :new, : mask.shape[3]] = mask
 
-    def run(self, step: StepFunction, pool: Any = None) -> Float[Tensor, "rows tokens vocabulary"]:
-        """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
+    def run(self, step: StepFunction, pool: Any = None) -> list[Tensor]:
+        """The results, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
         inputs = self.tokens, self.positions, self.masks, self.slots, *self.memory
         if pool is not None and self.tokens.is_cuda:
             self.replay = capture_graph(lambda: step(*inputs), pool)
@@ -190,17 +195,17 @@ class BufferPool(Storage):
         return self.captured_steps[size]
 
 
-class CompiledSteps:
-    """A model's compiled step, for all sizes: it is compiled at most four times, for one or many rows and tokens.
+class FixedSteps:
+    """A model's step in fixed shapes, which tells the states of `layers` too: compiled, or as it is.
 
-    Where compiling fails, or memory lacks, one warning says so and all goes on without. Logits agree with those of the
-    model up to rounding.
+    It is compiled at most four times, for one or many rows and tokens; then logits agree with those of the model up to
+    rounding. Where compiling or recording fails, or memory lacks, one warning says so and all goes on without.
     """
 
-    def __init__(self, model: PreTrainedModel):
-        self.device, self.dtype = model.device, model.dtype
-        self.mark = ModelMark([model])
-        self.compiled = compile_step(model)
+    def __init__(self, model: PreTrainedModel, compiles: bool, layers: tuple[int, ...] = ()):
+        self.device, self.dtype, self.compiles = model.device, model.dtype, compiles
+        self.mark: ModelMark | PlaceMark = ModelMark([model]) if compiles else PlaceMark(model)
+        self.step = partial(compile_step(model) if compiles else step, layers=layers)
         self.works = True
         self.pools: list[BufferPool] = []
         if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
@@ -210,7 +215,8 @@ class CompiledSteps:
         """From now on the model reads without."""
         self.works = False
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(f"a model does not compile, so it runs without: {lines[0]}", stacklevel=2)
+        what = "a model does not compile" if self.compiles else "a model's steps cannot be recorded"
+        warnings.warn(f"{what}, so it runs without: {lines[0]}", stacklevel=2)
 
     def move_to_pool(self, cache: TreeCache, capacity: int) -> None:
         """Move a cache into a pool for so many slots, unless it is in one, or some layer has not read.
@@ -241,7 +247,7 @@ class CompiledSteps:
         needed, free_bytes = pool.rows * pool.capacity * slot, available(self.device)
         if free_bytes is not None and needed > free_bytes:
             raise AdviceError(
-                f"keys and values of compiled steps need {format_bytes(needed)}, and {format_bytes(free_bytes)} "
+                f"keys and values of fixed size need {format_bytes(needed)}, and {format_bytes(free_bytes)} "
                 "are free; decode fewer or shorter rows at once"
             )
         self.pools.append(pool)
@@ -249,23 +255,34 @@ class CompiledSteps:
 
     def run(
         self, model: PreTrainedModel, cache: TreeCache, tokens: StepTokens, positions: StepTokens, masks: KindMasks
-    ) -> Float[Tensor, "rows new vocabulary"] | None:
-        """The logits of a step that the cache has made room for; None where it must be read without compiled steps."""
+    ) -> list[Tensor] | None:
+        """A step that the cache has made room for: its logits, and states if any.
+
+        None where the model must be read as it is. While a GPU is at work, the host looks whether what was recorded is
+        what the model does now.
+        """
         (rows, new), pool = tokens.shape, cache.storage
         if not (self.works and isinstance(pool, BufferPool) and new <= MAX_STEP_TOKENS):
             return None
-        first, compiled = cache.base + cache.width - new, partial(self.compiled, model, memory_name(model))
+        first, step = cache.base + cache.width - new, self.step_of(model)
         size = (bucket(rows), bucket(new), bucket(first + bucket(new), MIN_SLOTS))
         try:
-            captured_step = pool.captured_step(size, cache, masks, self.dtype, compiled)
+            captured_step = pool.captured_step(size, cache, masks, self.dtype, step)
             captured_step.fill(tokens, positions, masks, first)
-            logits = captured_step.run(compiled)
+            results = captured_step.run(step)
         except Exception as error:  # whatever a compiler may raise; what has been written is written again
             self.give_up(error)
             return None
+        if isinstance(self.mark, PlaceMark) and not self.mark.is_unmoved(model):
+            self.works = False
+            return None
         for layer in cache.layers:
             layer.end += new
-        return logits[:rows, :new]
+        return [result[:rows, :new] for result in results]
+
+    def step_of(self, model: PreTrainedModel) -> StepFunction:
+        """The step, of tensors alone."""
+        return partial(self.step, model, memory_name(model))
 
     def prepare(
         self, model: PreTrainedModel, cache: TreeCache, kinds: Iterable[str], new: tuple[int, int], shortest: int
@@ -283,31 +300,37 @@ class CompiledSteps:
         sizes = list(dict.fromkeys(product(rows, tokens, slots)))
         for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
             try:
-                pool.captured_step(size, cache, kinds, self.dtype, partial(self.compiled, model, memory_name(model)))
+                pool.captured_step(size, cache, kinds, self.dtype, self.step_of(model))
             except Exception as error:
                 return self.give_up(error)
 
 
 def can_compile(model: PreTrainedModel) -> bool:
     """Whether a model's steps can be compiled; warns where they cannot."""
+    if reason := why_not_fixed(model):
+        warnings.warn(f"decoding goes on without compiled steps: {reason}", stacklevel=2)
+    return not reason
+
+
+def why_not_fixed(model: PreTrainedModel) -> str:
+    """Why a model's steps cannot be compiled or recorded; empty where they can."""
     if needs_paths(model):
-        reason = f"{model.config.model_type} is not read by masks alone"
-    elif any(map(has_additions, model.modules())):
-        reason = "the model has hooks or forwards of its own, which compiled code might leave out"
-    else:
-        return True
-    warnings.warn(f"decoding goes on without compiled steps: {reason}", stacklevel=2)
-    return False
+        return f"{model.config.model_type} is not read by masks alone"
+    if any(map(has_additions, model.modules())):
+        return "the model has hooks or forwards of its own, which compiled code might leave out"
+    return ""
 
 
-STEPS: WeakKeyDictionary[PreTrainedModel, CompiledSteps] = WeakKeyDictionary()
+Kinds = dict[tuple[bool, tuple[int, ...]], FixedSteps]  # by whether they are compiled, and layers
+STEPS: WeakKeyDictionary[PreTrainedModel, Kinds] = WeakKeyDictionary()
 
 
-def steps_of(model: PreTrainedModel) -> CompiledSteps:
+def steps_of(model: PreTrainedModel, compiles: bool = True, layers: tuple[int, ...] = ()) -> FixedSteps:
     """What is kept with a model, unless it has changed since: its weights may have been compiled in."""
-    if model not in STEPS or not STEPS[model].mark.agrees():
-        STEPS[model] = CompiledSteps(model)
-    return STEPS[model]
+    kinds, kind = STEPS.setdefault(model, {}), (compiles, layers)
+    if kind not in kinds or not kinds[kind].mark.agrees():
+        kinds[kind] = FixedSteps(model, *kind)
+    return kinds[kind]
 
 
 def compile_step(model: PreTrainedModel) -> StepFunction:
