@@ -1,8 +1,10 @@
-"""Errors that a user can fix, whose messages say what is wrong and what to do, and common checks of arguments.
+"""Errors that a user can fix, whose messages say what is wrong and what to do; common checks of arguments; notes.
 
 Type hints are not checked at run time, so the checks also cover values of a wrong type.
 """
 
+import logging
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
 from numbers import Integral, Real
@@ -11,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]  # the folder of the project, if this is no installed copy
+NOTES = logging.getLogger("multidraft")
 
 
 class AdviceError(ValueError):
@@ -23,6 +26,12 @@ class BrokenProgram(RuntimeError):
 
 class MissingExtra(AdviceError, ImportError):
     """An optional package is not installed."""
+
+
+@lru_cache(maxsize=32)
+def say_once(message: str, *values: object) -> None:
+    """Log a warning once in a process."""
+    NOTES.warning(message, *values)
 
 
 def optional(module: str, package: str, extra: str) -> ModuleType:

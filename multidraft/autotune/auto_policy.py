@@ -27,11 +27,11 @@ from multidraft.autotune.plans import (
     how_often,
     profile_for,
     save,
-    say_once,
 )
 from multidraft.decoding.batch import paths_of
 from multidraft.decoding.policy import Outlook, Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
+from multidraft.errors import say_once
 from multidraft.models.reader import Cost
 from multidraft.verification.scheme import Scheme
 

@@ -18,7 +18,7 @@ import torch
 
 from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Timed, TreeRates, fit_costs
 from multidraft.decoding.walks import Walker
-from multidraft.errors import AdviceError, quote
+from multidraft.errors import AdviceError, quote, say_once
 from multidraft.io import files
 from multidraft.io.fields import Field, Items, Number, Object, TableField, read
 from multidraft.io.journal import parse
@@ -318,9 +318,3 @@ def save(profile: Profile) -> bool:
         say_once("the plan cannot be kept in %s; the next run measures again", file.parent)
         return False
     return True
-
-
-@lru_cache(maxsize=32)
-def say_once(message: str, *values: object) -> None:
-    """Log a warning once in a process."""
-    NOTES.warning(message, *values)

@@ -25,7 +25,7 @@ from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, say_once
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel, random_table
@@ -272,7 +272,7 @@ def test_what_is_expected_is_what_comes() -> None:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    plans.say_once.cache_clear()
+    say_once.cache_clear()
 
 
 def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(caplog) -> None:
@@ -314,7 +314,7 @@ def test_only_rows_that_come_are_timed_within_the_budget(spent, budget, rows, st
 
 @unchecked
 def test_where_drafts_do_not_pay_it_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    plans.say_once.cache_clear()
+    say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "multidraft"):
         for draft in (RIGHT, WRONG, WRONG):  # the first is good
             policy = auto()

@@ -21,7 +21,7 @@ from multidraft.autotune.estimates import CLASSES, DEFAULT, AcceptanceTracker, C
 from multidraft.autotune.plans import MeasuredPair, Profile
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, LevelScores, NodeLaw, TokenTree, Tree
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, say_once
 
 REAL = Costs(plain=9.0, first=11.0, node=0.3, level=1.4, read=0.2)
 
@@ -196,7 +196,7 @@ def subject(scheme: str = "anchored:lorenz") -> MeasuredPair:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MULTIDRAFT_TEST_PLANS", "fresh")
-    plans.say_once.cache_clear()
+    say_once.cache_clear()
     return tmp_path
 
 

@@ -33,6 +33,7 @@ from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt, read_prompts
 from multidraft.cli.run_report import ASSISTED, LOOKUP, RunReport, Runs, baselines, hint, with_whole_vocabulary
 from multidraft.decoding.metrics import TIMED_PARTS, Info
+from multidraft.errors import say_once
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel, random_table
@@ -216,7 +217,7 @@ def test_tokens_of_steps_without_drafts_have_no_colour(pair, drafts):
 
 @pytest.mark.usefixtures("new_machine")
 def test_the_note_that_steps_are_timed_stands_before_the_text(pair):
-    plans.say_once.cache_clear()
+    say_once.cache_clear()
     log, notes = logging.getLogger("multidraft"), terminal.Notes()
     log.addHandler(notes)
     target = pair / "target"  # whose own drafts are right, so that the warm-up has few steps

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import struct
 import subprocess
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from multidraft.models.gguf.binding import Parameters, context_members, model_me
 from multidraft.models.gguf.library import build_digest, check_alone, mapped_files
 from multidraft.models.gguf.places import FOLDER_VARIABLE, llama_cpp_path
 from multidraft.models.gguf.trial import fault_of
-from multidraft.models.gguf.verdicts import WIDTHS, kept_verdict, read_verdict, verdict_on
+from multidraft.models.gguf.verdicts import WIDTHS, is_of_library, kept_verdict, read_verdict, verdict_on
 from multidraft.models.reader import Scores
 
 FLOATS = struct.pack("=6f", 0, 0, -1, -1, -1, -1)
@@ -89,7 +90,7 @@ def test_a_named_folder_is_taken_or_refused_and_a_variable_comes_second(tmp_path
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(AdviceError, match=rf"{FOLDER_VARIABLE} is .*none', and there is no such folder; give"):
         llama_cpp_path()
-    with pytest.raises(AdviceError, match=r"--llama-lib is .*, and no .* is in it; give"):
+    with pytest.raises(AdviceError, match=r"the folder of llama.cpp is .*, and no .* is in it; give"):
         llama_cpp_path(tmp_path)
 
 
@@ -193,6 +194,8 @@ def test_a_process_that_dies_or_says_nothing_is_a_verdict():
     assert ended(-4) == "it ends the process (SIGILL)"
     assert ended(1, error="Traceback\n  x\nAdviceError: no such file\n") == "AdviceError: no such file"
     assert ended(0) == "it says nothing"
+    lasting = {code: is_of_library(code) for code in (0, -signal.SIGILL, 1, -signal.SIGKILL, -signal.SIGINT)}
+    assert [code for code, lasts in lasting.items() if lasts] == [0, -signal.SIGILL]
     assert ended(0, 'noise\n{"fault": null, "milliseconds": {"1": 2.0}}\n') is None
 
 

@@ -1,18 +1,15 @@
 """Which library reads a GGUF file."""
 
-import logging
 import os
-from functools import cache
 from pathlib import Path
 
-from multidraft.errors import AdviceError, MissingExtra, install_command, quote
+from multidraft.errors import AdviceError, MissingExtra, install_command, quote, say_once
 from multidraft.models.gguf import IK_LLAMA_CPP, LIBRARIES, LLAMA_CPP, header, ik_llama
 from multidraft.models.gguf.hub import look_up
 from multidraft.models.gguf.library import GGUFLibrary, LlamaCpp, build_digest, llama_cpp
 from multidraft.models.gguf.places import llama_cpp_path
 from multidraft.models.gguf.verdicts import WIDTHS, verdict_on
 
-NOTES = logging.getLogger("multidraft")
 MIN_TRIED_BYTES = 2**25  # of a model; those of tests are smaller
 LIBRARY_VARIABLE = "MULTIDRAFT_GGUF_LIBRARY"  # the environment variable with the default library
 CONVERTED_FAMILIES = ("llama", "qwen2", "qwen3")  # that are converted for transformers here
@@ -21,6 +18,7 @@ TRANSFORMERS_FAMILIES = (  # that transformers converts, in one version or anoth
     *("qwen2moe", "qwen3moe", "stablelm", "starcoder2"),
 )
 GET_BUILD = f"unpack a release of it and name the folder by --llama-lib, or run {install_command('llama-cpp')}"
+NO_BUILD = f"no llama.cpp is found; {GET_BUILD}"
 BY_LLAMA_CPP = f"llama.cpp reads it ({install_command('llama-cpp')}), or give its folder of safetensors"
 
 
@@ -55,14 +53,16 @@ def library_for(path: Path, name: str | None = None, kind: str = "f16", gpu_laye
 def fork_for(path: Path, build: Path | None) -> GGUFLibrary:
     """ik_llama.cpp; a line says where a build of llama.cpp, of which there is none, might be faster."""
     if build is None and ik_llama.is_outrun() and is_worth_a_trial(path):
-        note(f"this processor has instructions that {IK_LLAMA_CPP} does not use: llama.cpp may be faster; {GET_BUILD}")
+        say_once(
+            f"this processor has instructions that {IK_LLAMA_CPP} does not use: llama.cpp may be faster; {GET_BUILD}"
+        )
     return ik_llama.ik_llama()
 
 
 def named_build(path: Path, build: Path | None) -> LlamaCpp:
     """The build of llama.cpp in a file; raises AdviceError where there is none, or where it fails on a model."""
     if build is None:
-        raise MissingExtra(f"no llama.cpp is found; {GET_BUILD}")
+        raise MissingExtra(NO_BUILD)
     if is_worth_a_trial(path) and (fault := verdict_on(path, str(build), build_digest(build)).fault):
         raise AdviceError(f"llama.cpp in {str(build.parent)!r} fails on {path.name}: {fault}; get another build")
     return llama_cpp(build)
@@ -74,12 +74,12 @@ def is_faster(build: Path, path: Path) -> bool:
         return False
     verdict = verdict_on(path, str(build), build_digest(build))
     if verdict.fault:
-        note(f"llama.cpp in {str(build.parent)!r} is left out: {verdict.fault}")
+        say_once(f"llama.cpp in {str(build.parent)!r} is left out: {verdict.fault}")
         return False
     other, widths = verdict_on(path, IK_LLAMA_CPP, ik_llama.IDENTITY), ", ".join(map(str, WIDTHS))
     times = f"{verdict.times} ms by {LLAMA_CPP} and {other.times} ms by {IK_LLAMA_CPP}"
     is_best = verdict.slowness < other.slowness
-    note(f"{path.name} is read by {LIBRARIES[is_best]}: passes of {widths} tokens take {times}")
+    say_once(f"{path.name} is read by {LIBRARIES[is_best]}: passes of {widths} tokens take {times}")
     return is_best
 
 
@@ -92,14 +92,8 @@ def hub_file(name: str, revision: str | None, engine: object, is_gguf: bool) -> 
     """The file of a GGUF model of the hub, downloaded if it is not here; None where a name stands for others."""
     found, needs_build = look_up(name, revision, is_gguf), engine or ik_llama.reason_against_package()
     if found and needs_build and engine in (None, LLAMA_CPP) and llama_cpp_path() is None:
-        raise MissingExtra(f"no llama.cpp is found; {GET_BUILD}")
+        raise MissingExtra(NO_BUILD)
     return found.fetch() if found else None
-
-
-@cache
-def note(line: str) -> None:
-    """Say something once."""
-    NOTES.warning(line)
 
 
 def check_readable(path: Path, engine: str | None) -> None:

@@ -11,7 +11,6 @@ Its packages come built, for processors with AVX2. Three things of 0.1.5 have to
 """
 
 import ctypes
-import logging
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +19,7 @@ from weakref import finalize
 
 import numpy as np
 
-from multidraft.errors import optional
+from multidraft.errors import optional, say_once
 from multidraft.models.gguf import IK_LLAMA_CPP, header
 from multidraft.models.gguf.binding import (
     COMMON_FUNCTIONS,
@@ -42,7 +41,6 @@ COARSE_NOTE = (
     "ik_llama.cpp computes IQ4_XS ten times as coarsely as llama.cpp: its logits are a tenth off the file's; those of "
     "--engine llama.cpp and transformers, and of other types, are not"
 )
-NOTES = logging.getLogger("multidraft")
 FASTER_INSTRUCTIONS = {"avx512f", "avx_vnni", "amx_tile"}
 KIND = "f16"  # of keys and values; others end the process
 MOST_TOKENS = 31  # of a pass
@@ -164,14 +162,8 @@ def reason_against(path: Path, kind: str, gpu_layers: int | None) -> str | None:
     if (family := header.family(path)) not in FAMILIES:
         return f"of the family {family!r}, and it was tried with {', '.join(FAMILIES)}"
     if COARSE_TYPE in header.types_of(path):
-        note_coarse_type()
+        say_once(COARSE_NOTE)
     return None
-
-
-@cache
-def note_coarse_type() -> None:
-    """Say once that a type is read, but not well."""
-    NOTES.warning(COARSE_NOTE)
 
 
 def reason_against_package() -> str | None:

@@ -34,7 +34,7 @@ def llama_cpp_path(folder: str | Path | None = None) -> Path | None:
         return path.absolute()
     wanted = " or ".join(NAMES.get(sys.platform, NAMES_ELSEWHERE)[:1])
     reason = f"no {wanted} is in it" if place.is_dir() else "there is no such folder"
-    origin = "--llama-lib" if folder else FOLDER_VARIABLE
+    origin = "the folder of llama.cpp" if folder else FOLDER_VARIABLE
     raise AdviceError(f"{origin} is {str(named)!r}, and {reason}; give the folder of a release of llama.cpp, unpacked")
 
 

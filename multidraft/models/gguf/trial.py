@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, MissingExtra
 from multidraft.models.gguf import IK_LLAMA_CPP, sample
 from multidraft.models.gguf.ik_llama import ik_llama
 from multidraft.models.gguf.library import GGUFLibrary, llama_cpp
@@ -42,6 +42,8 @@ def main() -> None:
         library = ik_llama() if name == IK_LLAMA_CPP else llama_cpp(Path(name))
         if (fault := fault_of_sample(path, library)) is None:
             milliseconds = milliseconds_of_passes(path, library)
+    except MissingExtra:
+        raise  # which says nothing of the library
     except AdviceError as error:
         fault = str(error).partition(";")[0]  # the advice is another
     print(json.dumps({"fault": fault, "milliseconds": milliseconds}), flush=True)

@@ -21,6 +21,7 @@ from multidraft.models.gguf import header
 
 WIDTHS = (1, 4, 8, 16)  # tokens of the passes that are measured
 TRIAL, TRIAL_SECONDS = "multidraft.models.gguf.trial", 120
+FAULTS = {signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # by which a library ends a process
 NOTES = logging.getLogger("multidraft")
 
 
@@ -72,7 +73,7 @@ def kept_verdict(place: Path) -> TrialResult | None:
 
 @cache
 def new_verdict(path: Path, library: str, threads: int, place: Path) -> TrialResult:
-    """A verdict, after a trial; a process that was ended from outside is no verdict, and not kept."""
+    """A verdict, after a trial; kept if it is the library's own, for what else stops a process may pass."""
     NOTES.warning("trying %s on %s, once; some seconds", library, path.name)
     question = json.dumps({"path": str(path), "library": library, "threads": threads})
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
@@ -84,6 +85,8 @@ def new_verdict(path: Path, library: str, threads: int, place: Path) -> TrialRes
     except subprocess.TimeoutExpired:
         return TrialResult(f"it did not answer within {TRIAL_SECONDS} s", {})
     verdict = read_verdict(run)
+    if not is_of_library(run.returncode):
+        return verdict
     with suppress(AdviceError, OSError):  # where nothing can be kept, it is tried again
         place.parent.mkdir(parents=True, exist_ok=True)
         files.write(place, json.dumps(verdict._asdict() | {"was_busy": is_busy()}).encode())
@@ -98,6 +101,11 @@ def read_verdict(run: "subprocess.CompletedProcess[str]") -> TrialResult:
     if run.returncode or not lines:
         return TrialResult((run.stderr.strip().splitlines() or ["it says nothing"])[-1], {})
     return result_in(json.loads(lines[-1]))
+
+
+def is_of_library(code: int) -> bool:
+    """Whether a process that ended so tells something of the library, or of what else may stop one and passes."""
+    return not code or -code in FAULTS
 
 
 def result_in(answer: dict[str, Any]) -> TrialResult:
