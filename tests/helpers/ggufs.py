@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from reading import TOLERANCE
-from tiny import WINDOW, tiny_model
+from tiny import CONTEXT, EAGER_ONLY, tiny_model
 from transformers import PreTrainedModel
 
 from multidraft.errors import install_command
@@ -55,26 +55,82 @@ def pair_files(kind: str = "f32") -> tuple[Path, Path]:
 
 def window_model(**changes: int) -> PreTrainedModel:
     """The tiny Gemma 3, of whose two layers the first sees the nearest tokens alone."""
-    return tiny_model("gemma3", query_pre_attn_scalar=8, **changes)  # as large as a head, which is what llama.cpp takes
+    return other_model("gemma3", **changes)
+
+
+def window_file() -> Path:
+    """That model as a file."""
+    return other_file("gemma3")
+
+
+SCALED = {"query_pre_attn_scalar": 8}  # as large as a head, which is what llama.cpp takes
+OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # that llama.cpp alone reads: its name, and changed settings
+    "gemma2": ("GEMMA2", SCALED),
+    "gemma3": ("GEMMA3", SCALED),
+    "gpt_oss": ("GPT_OSS", {}),
+    "olmo2": ("OLMO2", {}),
+    "phi3 window": ("PHI3", {"sliding_window": None}),  # llama.cpp lets all layers of it see everything
+}
+
+
+def other_model(name: str, **changes: int) -> PreTrainedModel:
+    """A tiny model of another family."""
+    return tiny_model(name, "eager" if name in EAGER_ONLY else "sdpa", **OTHER_FAMILIES[name][1] | changes)
 
 
 @cache
-def window_file() -> Path:
+def other_file(name: str) -> Path:
     """That model as a file."""
-    path, model, family = Path(FOLDER.name) / "gemma3.gguf", window_model(), gguf.MODEL_ARCH.GEMMA3
+    path, model, family = (
+        Path(FOLDER.name) / f"{name}.gguf",
+        other_model(name),
+        gguf.MODEL_ARCH[OTHER_FAMILIES[name][0]],
+    )
     writer, config = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[family]), copy(model.config)
-    config.rope_parameters = config.rope_parameters["full_attention"]  # llama.cpp knows the other layers' own
+    if name == "gemma3":
+        config.rope_parameters = config.rope_parameters["full_attention"]  # llama.cpp knows the other layers' own
+        writer.add_sliding_window_pattern(2)
     to_gguf.add_settings(writer, config)
-    writer.add_sliding_window(WINDOW)
-    writer.add_sliding_window_pattern(2)
+    add_other_settings(writer, config)
     writer.add_tokenizer_model("no_vocab")
-    names = gguf.get_tensor_name_map(family, model.config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        if name != "lm_head.weight":
-            values = weight.numpy() + name.endswith("norm.weight")  # where Hugging Face adds one when it computes
-            to_gguf.add(writer, names.get_name(name, try_suffixes=(".weight",)), values, "f32")
+    names = gguf.get_tensor_name_map(family, config.num_hidden_layers)
+    for name_here, weight in model.state_dict().items():
+        if name_here == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for part, values in parts_of(name_here, weight.numpy(), family.name.startswith("GEMMA")):
+            to_gguf.add(writer, names.get_name(part, try_suffixes=(".weight", ".bias")), values, "f32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_other_settings(writer: Any, config: Any) -> None:
+    """Windows, soft caps, experts and stretched rotations, of models that have them."""
+    writer.add_sliding_window(getattr(config, "sliding_window", None) or CONTEXT)
+    if cap := getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(cap)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if experts := getattr(config, "num_local_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if (rope := config.rope_parameters).get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def parts_of(name: str, values: Any, adds_one: bool) -> list[tuple[str, Any]]:
+    """A weight as llama.cpp has it: experts' gates and values apart and turned, norms with the one that is added."""
+    if name.endswith("sinks"):
+        return [(f"{name}.weight", values)]
+    if ".experts." in name:
+        name, is_bias = name.removesuffix("_bias"), name.endswith("_bias")
+        values, suffix = values if is_bias else values.swapaxes(1, 2), ".bias" if is_bias else ".weight"
+        if name.endswith("gate_up_proj"):
+            parts = {"gate_proj": values[:, ::2], "up_proj": values[:, 1::2]}
+            return [(name.replace("gate_up_proj", part) + suffix, half) for part, half in parts.items()]
+        return [(name + suffix, values)]
+    return [(name, values + (adds_one and name.endswith("norm.weight")))]

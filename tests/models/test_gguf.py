@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from ggufs import ALLOWED, CACHE_TYPE, LIBRARY, tiny_file, window_file, window_model
+from ggufs import (
+    ALLOWED,
+    CACHE_TYPE,
+    LIBRARY,
+    OTHER_FAMILIES,
+    other_file,
+    other_model,
+    tiny_file,
+    window_file,
+    window_model,
+)
 from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, chain, drawn, error, forest, worst_error_of_life
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
@@ -51,6 +61,17 @@ def alone(run: Session, trees: Forest) -> Tensor:
 @pytest.mark.parametrize(("name", "capacity"), [("llama", 1), ("qwen2", 48), ("qwen3", 1)])
 def test_every_family_reads_trees_as_it_reads_paths(name: str, capacity: int):
     assert worst_error_of_life(partial(session, name, capacity=capacity)) < ALLOWED
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_other_families_read_trees_as_they_read_paths(name: str):
+    if LIBRARY == IK_LLAMA_CPP:
+        pytest.skip("only llama.cpp reads this family")
+
+    def begin(prompts: tuple[int, ...]) -> Session:
+        return begin_session(other_model(name), reader(other_file(name)), prompts, TABLE)
+
+    assert worst_error_of_life(begin) < TABLE
 
 
 def test_sliding_windows_are_kept_whole_and_cut_at_paths():
