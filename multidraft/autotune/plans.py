@@ -26,6 +26,7 @@ from multidraft.machine import cpu, is_busy, versions
 from multidraft.models.reader import Reader, digest
 from multidraft.verification.scheme import Scheme
 
+SPEED_FIELDS = "dtype", "steps"  # of an identity
 NOTES = logging.getLogger("multidraft")
 LENDING_FIELDS = ("draft", "scheme", "walk")  # of an identity, in which a shipped profile must agree
 MAX_PLAN_BYTES = 4 << 20  # of a plan's file
@@ -239,22 +240,22 @@ def fresh(identity: dict[str, Any]) -> Profile:
     profile = Profile(identity)
     for entry in shipped_profiles():
         lender = Profile.from_json(entry.read_text())
-        if all(without_dtypes(lender.identity[name]) == without_dtypes(identity[name]) for name in LENDING_FIELDS):
+        if all(without_speed(lender.identity[name]) == without_speed(identity[name]) for name in LENDING_FIELDS):
             profile.acceptance = lender.acceptance
     return profile
 
 
-def without_dtypes(identity: Any) -> Any:
-    """An identity whatever it computes in: processors without bfloat16 take float32, and as much is accepted.
+def without_speed(identity: Any) -> Any:
+    """An identity but for what changes its speed alone: as much is accepted in float32, and by compiled steps.
 
-    >>> without_dtypes({"kind": "EagleDrafter", "dtype": "torch.float32"})
+    >>> without_speed({"kind": "EagleDrafter", "dtype": "torch.float32"})
     {'kind': 'EagleDrafter'}
     """
     if isinstance(identity, list):
-        return [without_dtypes(part) for part in identity]
+        return [without_speed(part) for part in identity]
     if not isinstance(identity, dict):
         return identity
-    return {name: without_dtypes(part) for name, part in identity.items() if name != "dtype"}
+    return {name: without_speed(part) for name, part in identity.items() if name not in SPEED_FIELDS}
 
 
 def shipped_profiles() -> list[Traversable]:

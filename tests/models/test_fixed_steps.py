@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 import multidraft as md
+from multidraft.autotune.plans import without_speed
 from multidraft.models.door import as_reader
 from multidraft.models.huggingface import fixed_steps
 from multidraft.models.huggingface.fixed_steps import SPARE_SLOTS, BufferPool, CapturedStep, bucket
@@ -260,6 +261,14 @@ def test_fixed_shapes_tell_hidden_states():
         assert (reader.steps is None) == (reader.fixed_shapes is None)
     for ours, expected in zip(*states, strict=True):
         assert torch.allclose(ours, expected, atol=1e-5)
+
+
+def test_a_plan_is_of_steps_that_run_alike():
+    """Compiled steps have other prices; what is accepted is the same."""
+    model = tiny_model("llama")
+    fingerprints = [as_reader(model).fingerprint, fixed(model).fingerprint, as_reader(model, compiled=True).fingerprint]
+    assert [fingerprint.get("steps") for fingerprint in fingerprints] == [None, "recorded", "compiled"]
+    assert [without_speed(fingerprint) == without_speed(fingerprints[0]) for fingerprint in fingerprints] == [True] * 3
 
 
 def replace_parameter(model: PreTrainedModel) -> None:

@@ -63,6 +63,11 @@ class CausalLM(HuggingFaceReader):
     def with_hidden_states(self, layers: Sequence[int]) -> "CausalLM":
         return CausalLM(self.model, self.capacity, self.compiled, layers, self.fixed_shapes)
 
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        steps = {"steps": "compiled" if self.compiled else "recorded"} if self.is_fixed else {}
+        return super().fingerprint | steps
+
     @cached_property
     def view(self) -> nn.Module:
         """The model's view, made when it is first read through."""
