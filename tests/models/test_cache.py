@@ -75,8 +75,8 @@ class EveryNodeIsSeen(TreeCache):
 class PositionsBySlot(TreeCache):
     """Wrong: a node's position is its slot instead of its depth."""
 
-    def append(self, parents: list[list[int]], at_end: bool) -> Tensor:
-        positions = super().append(parents, at_end)
+    def append(self, parents: list[list[int]], at_end: bool, width: int = 0) -> Tensor:
+        positions = super().append(parents, at_end, width)
         return (self.base + torch.arange(positions.shape[1])).expand_as(positions)
 
 

@@ -226,12 +226,13 @@ class TreeCache:
             self.lengths = [0] * rows
             self._drop_pending()
 
-    def append(self, parents: Lists, at_end: bool) -> Int[Tensor, "rows new"]:
+    def append(self, parents: Lists, at_end: bool, width: int = 0) -> Int[Tensor, "rows new"]:
         """Make room for new pending tokens, and return their positions; the forward pass that follows writes them.
 
-        Rows with fewer tokens than others are filled up, in front of their own where those are to be `at_end`.
+        Rows with fewer tokens than others, or than `width`, are filled up, in front of their own where those are to be
+        `at_end`.
         """
-        old, new = self.width, max(map(len, parents))
+        old, new = self.width, max(width, *map(len, parents))
         self.width = old + new
         self.paths = np.pad(self.paths, ((0, 0), (0, new), (0, new)))
         self.paths[:, range(old, self.width), range(old, self.width)] = True  # what fills rows up sees itself alone

@@ -23,6 +23,7 @@ from multidraft.transfer import take, upload
 
 # Of a pass whose tokens are all scored, although only the last one is asked for: a compiled step scores all.
 MAX_SCORED_TOKENS = 4
+PROMPT_MULTIPLE = 64  # of tokens in a prompt's pass on a GPU, so that there are few shapes
 MAX_PROMPT_SLOTS = 1024  # of the buffers that prompts are read into before they move
 RECORDING_MODELS: WeakSet[PreTrainedModel] = WeakSet()
 
@@ -52,7 +53,8 @@ class CausalLM(HuggingFaceReader):
         self.capacity, self.compiled = capacity, compiled and not hidden_layers and can_compile(model)
         self.fixed_shapes = fixed_shapes
         asks = self.device.type == "cuda" if fixed_shapes is None else fixed_shapes
-        self.is_fixed = self.compiled or (asks and not why_not_fixed(model))
+        self.is_recorded = asks and not why_not_fixed(model)
+        self.is_fixed = self.compiled or self.is_recorded
         prompt_capacity = min(capacity, MAX_PROMPT_SLOTS) if self.is_fixed else capacity
         self.cache = TreeCache(config.num_hidden_layers, prompt_capacity, self.nets)
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.forward_arguments(model) else {}
@@ -93,7 +95,9 @@ class CausalLM(HuggingFaceReader):
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
         if scored == "all":
             self.use_fixed_buffers()
-        positions = self.cache.append(parents, scored == "last")
+        if self.is_recorded and scored != "all":
+            width = -(-width // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+        positions = self.cache.append(parents, scored == "last", width)
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.pad_tokens(tokens, width, scored == "last"), positions])
