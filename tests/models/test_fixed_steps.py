@@ -177,6 +177,17 @@ def test_a_room_grows_with_its_batch_and_forgets_what_was_recorded():
 
 
 @pytest.mark.usefixtures("as_written")
+def test_rows_that_leave_take_nothing_of_the_room_with_them():
+    run = session(tiny_model("llama"))
+    assert run.step(3) < TOLERANCE
+    pool = run.model.cache.storage
+    before = pool.rows, pool.capacity, list(pool.captured_steps)
+    for rows in ([2, 0], [1], [0]):
+        run.gather(rows)
+        assert (pool.rows, pool.capacity, list(pool.captured_steps)) == before
+
+
+@pytest.mark.usefixtures("as_written")
 def test_a_room_is_lent_to_one_batch_at_a_time():
     model = tiny_model("llama")
     first, second = session(model), session(model)

@@ -123,7 +123,7 @@ class Storage:
 
     def gather(self, rows: list[int], end: int) -> None:
         """Go on with the first slots of these rows only; rows whose number changes are copied."""
-        self.reserve(len(rows), self.capacity)
+        self.reserve(len(rows), 0)
         moved = [(row, place) for place, row in enumerate(rows) if row != place]
         for block in self.blocks if moved else ():
             block.move_rows(moved, end)
