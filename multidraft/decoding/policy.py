@@ -130,7 +130,9 @@ class StaticTree(TreePolicy):
         return drafts[slots[0]] if len(slots) == 1 else sum(drafts[slot] for slot in slots)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
-        """What the slots of every node draw together."""
+        """What the slots of every node draw together; nothing below the last level, where other rows may go on."""
+        if depth >= self.shape.depth:
+            return [{} for _ in trees]
         rows = [{node: self.drafts(tree, node) for node in tree.level(depth)} for tree in trees]
         return [{node: count for node, count in row.items() if count} for row in rows]
 

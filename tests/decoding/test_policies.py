@@ -152,3 +152,25 @@ def test_a_row_gets_the_token_that_it_gets_beside_rows_with_drafts() -> None:
         return tokens_of_steps
 
     assert tokens(StaticTree(NO_DRAFTS)) == tokens(FirstRowDrafts(2, 3))
+
+
+class ShapesByRow(TreePolicy):
+    """A shape for each row, as `auto` has one for rows with a seed."""
+
+    def __init__(self, *shapes: str):
+        self.policies = [StaticTree(Tree.parse(shape)) for shape in shapes]
+        self.limits = PolicyLimits(max(policy.limits.max_nodes for policy in self.policies), range(1, 3))
+
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        return Plan([policy.plan([tree], depth).nodes[0] for policy, tree in zip(self.policies, trees, strict=True)])
+
+    def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
+        return [policy.counts([tree], depth)[0] for policy, tree in zip(self.policies, trees, strict=True)]
+
+
+def test_a_shape_ends_where_other_rows_go_on():
+    target, draft = tables(VOCABULARY)
+    way = DecodeConfig(md.scheme("iid:lorenz"), measure=0), ShapesByRow("2", "1x1x1")
+    state = start([PROMPT] * 2, target, draft, way, [Sampling()] * 2, 8, torch.Generator().manual_seed(0))
+    _, record = step(step(state, *way)[0], *way)
+    assert [max(tree.depths) for tree in record.trees] == [1, 3]
