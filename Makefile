@@ -132,7 +132,7 @@ docs: setup
 
 # The pages as a site, in .site. Every link has to lead somewhere, and nothing is loaded from elsewhere (.ci/site.py).
 site: setup
-	$(BIN)/python -m mkdocs build -q --strict --site-dir .site
+	$(BIN)/python -m mkdocs build --strict --site-dir .site
 
 # Lines and files beside the limits that the project has set itself.
 size:
