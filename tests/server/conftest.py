@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-FAULTS_ARE_MEANT = {"test_engine_faults", "test_engine_machine"}
+FAULTS_ARE_MEANT = {"test_engine_faults"}
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """An engine's life at random, in every mood of its policy: resting, probing, timing, drafting, and changing its mind.
 
-Rows come in bursts, share prefixes, are cancelled, and end. Greedily each gets the tokens that it gets alone.
+Rows come in bursts, some with a seed, share prefixes, are cancelled, and end. Greedily each gets the tokens that it gets
+alone.
 """
 
 from collections.abc import Callable, Collection
@@ -101,7 +102,8 @@ class Life(RuleBasedStateMachine):
             if goes_on and self.rows:
                 before = self.rows[place % len(self.rows)].request
                 prompt = [*before.text[: place % 25], *prompt]
-            self.rows.append(Heard(prompt, min(new_tokens, MAX_NEW), seed, sampling=Sampling(temperature=0)))
+            settings = dict(sampling=Sampling(temperature=0), is_seeded=place % 3 == 0)
+            self.rows.append(Heard(prompt, min(new_tokens, MAX_NEW), seed, **settings))
             self.engine.batch.add([self.rows[-1].request])
 
     @rule(turns=st.integers(1, 6))
