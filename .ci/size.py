@@ -52,7 +52,7 @@ def main() -> int:
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 11_300),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_950),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_960),
         ("tests, patches of our names", sum(map(patches, (ROOT / "tests").rglob("*.py"))), 90),
         ("docs and README, written words", sum(map(words, pages)), 19_680),
     ]

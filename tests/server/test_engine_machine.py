@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from lives import run_lives
 from marks import slow_but
 from plans import costs, profile, rates
-from tiny import tiny_model
+from tiny import VOCABULARY, tiny_model
 
 import multidraft as md
 from multidraft.autotune.auto_policy import Auto
@@ -25,6 +25,9 @@ from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import Outlook, Plan, StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree, Tree
+from multidraft.models.door import as_reader
+from multidraft.models.ensemble import LookupThenModel
+from multidraft.models.ngram import Lookup
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
 from multidraft.server.engine import Engine
@@ -64,7 +67,11 @@ POLICIES: dict[str, Callable[[], TreePolicy]] = {
     "auto where drafts do not pay": lambda: auto(profile(by_rows={1: costs(1.0, 5.0, 3.0)}, true_rates=rates(0.1))),
     "auto of a new pair": lambda: auto(Profile({}), budget=1e9),
 }
-DRAFTERS: dict[str, Callable] = {"a model": lambda: tiny_model("gpt2"), "a head": lambda: head_of("eagle3")}
+DRAFTERS: dict[str, Callable] = {
+    "a model": lambda: tiny_model("gpt2"),
+    "a head": lambda: head_of("eagle3"),
+    "look-ups, then a model": lambda: LookupThenModel([Lookup(VOCABULARY), as_reader(tiny_model("gpt2"))]),
+}
 
 
 @torch.no_grad()
@@ -150,7 +157,7 @@ CASES = [(policy, drafter) for policy in POLICIES for drafter in DRAFTERS]
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("policy", "drafter", "lives"),
-    slow_but([(*case, 5) for case in CASES[::3]], [(*case, lives) for case in CASES for lives in (5, 80)]),
+    slow_but([(*case, 5) for case in CASES[::4]], [(*case, lives) for case in CASES for lives in (5, 60)]),
 )
 def test_rows_get_their_own_tokens_in_every_mood(policy: str, drafter: str, lives: int) -> None:
     live(policy, drafter, lives)
