@@ -1,7 +1,7 @@
 """An engine's life at random, in every mood of its policy: resting, probing, timing, drafting, and changing its mind.
 
-Rows come in bursts, some with a seed, share prefixes, are cancelled, and end. Greedily each gets the tokens that it gets
-alone.
+Rows come in bursts, some with a seed, share prefixes, are cancelled, and end. Greedily each gets the tokens that it
+gets alone.
 """
 
 from collections.abc import Callable, Collection
