@@ -54,7 +54,7 @@ def main() -> int:
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 11_300),
         ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_960),
         ("tests, patches of our names", sum(map(patches, (ROOT / "tests").rglob("*.py"))), 90),
-        ("docs and README, written words", sum(map(words, pages)), 19_680),
+        ("docs and README, written words", sum(map(words, pages)), 19_700),
     ]
     for name, size, limit in rows:
         note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"
