@@ -2,6 +2,7 @@
 
     make gpu                                                     # PYTHON=python3 DEVICE=cuda OUT=runs/gpu HOURS=0.5
     python benchmarks/gpu.py --hours 0.5 --out runs/gpu          # the same; again, it goes on with what is left
+    make gpu HOURS=0.2 GPU_FLAGS=--no-compile                    # without the minutes that compiling takes
     python benchmarks/gpu.py --device cpu --quick --out runs/dry    # tiny shapes, to see that it runs: some minutes
 
 Each piece is a process of its own, or shares one with those about the same model; a process ends after ten minutes at
@@ -92,7 +93,11 @@ def in_a_process(pieces: list[Piece], options: argparse.Namespace, limit: float)
     results.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--pieces", *(piece.name for piece in pieces)]
     command += ["--device", options.device, "--out", str(options.out)]
-    command += ["--quick"] * options.quick + (["--corpus", str(options.corpus)] if options.corpus else [])
+    command += (
+        ["--quick"] * options.quick
+        + ["--no-compile"] * options.no_compile
+        + (["--corpus", str(options.corpus)] if options.corpus else [])
+    )
     try:
         status, why = "failed", f"the process ended with {subprocess.run(command, timeout=limit).returncode}"
     except subprocess.TimeoutExpired:
@@ -129,6 +134,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=0.5, help="no piece is begun later")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to see that it runs")
+    parser.add_argument("--no-compile", action="store_true", help="only what is recorded: minutes in place of an hour")
     parser.add_argument("--corpus", type=Path, help="the text that the larger pair learns; default: ../shared/corpus")
     parser.add_argument("--pieces", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -149,7 +155,7 @@ def check(options: argparse.Namespace) -> None:
 def main() -> None:
     """All pieces, or in a process of its own one of them."""
     options = arguments()
-    piece_options = PieceOptions(options.device, options.quick, options.out, options.corpus)
+    piece_options = PieceOptions(options.device, options.quick, options.out, options.corpus, not options.no_compile)
     try:
         if options.pieces:
             for piece in [piece for piece in PIECES if piece.name in options.pieces]:
@@ -158,7 +164,7 @@ def main() -> None:
                     file.write(line + "\n")
             return
         check(options)
-        settings = dict(benchmark="gpu", device=options.device, quick=options.quick)
+        settings = dict(benchmark="gpu", device=options.device, quick=options.quick, compiles=not options.no_compile)
         settings |= dict(commit=commit(), hardware=hardware(), versions=versions())
         run = Run(options, Journal(options.out / "pieces.jsonl", settings), time.monotonic() + 3600 * options.hours)
         run.go()

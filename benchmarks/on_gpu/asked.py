@@ -25,6 +25,7 @@ class PieceOptions:
     quick: bool
     out: Path
     corpus: Path | None
+    compiles: bool = True  # whether compiled steps are measured, too, which takes most of the time
 
     @cached_property
     def device(self) -> torch.device:

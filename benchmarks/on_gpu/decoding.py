@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections import defaultdict
 from pathlib import Path
 
-from contestants import ASSISTED, PLAIN, STATIC, THEIRS, Case, decode
+from contestants import ASSISTED, DEFAULT, PLAIN, STATIC, THEIRS, Case, decode
 from tqdm import tqdm
 
 from multidraft.generation import DEFAULT_SCHEME
@@ -17,7 +17,7 @@ from on_gpu.steps import TREES
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 Way = tuple[Case, bool]  # who, and whether compiled
-OURS = [Case(DEFAULT_SCHEME, f"{tree} deferred") for tree in TREES]
+OURS = [Case(DEFAULT_SCHEME, f"{tree} deferred") for tree in TREES] + [DEFAULT]
 WAYS: list[Way] = [(PLAIN, False), (THEIRS, False), (STATIC, False), (Case(ASSISTED, "3 tokens"), False)]
 WAYS += [(Case(ASSISTED, "5 tokens, threshold 0.4"), False)] + [(case, way) for case in OURS for way in (False, True)]
 WAYS += [(PLAIN, True)]
@@ -38,6 +38,7 @@ def of_the_trained(piece_options: PieceOptions) -> list[Line]:
 def measure(piece_options: PieceOptions, name: str, pair: Pair) -> list[Line]:
     """A line a way and temperature; every run is kept as soon as it is done, so that a stopped piece goes on."""
     new_tokens, limit, ways = (8, 1, QUICK) if piece_options.quick else (128, 8, WAYS)
+    ways = [way for way in ways if piece_options.compiles or not way[1]]
     options = Namespace(new_tokens=new_tokens)
     lines = [json.loads(line) for line in PROMPTS.read_text().splitlines()[:limit]]
     prompts = [pair.tokenizer(line["prompt"])["input_ids"] for line in lines]

@@ -18,7 +18,7 @@ def measure(piece_options: PieceOptions, name: str) -> list[Line]:
     """A line a way and width."""
     widths, context = ((1,), 16) if piece_options.quick else (WIDTHS, CONTEXT)
     model, lines = model_of(name, piece_options), []
-    for way, settings in WAYS.items():
+    for way, settings in list(WAYS.items())[: None if piece_options.compiles else -1]:
         reader = beginning(CausalLM(model, context + 2 * max(widths), **settings), context)
         for num_new in widths:
             took = piece_options.milliseconds(a_pass(reader, num_new))

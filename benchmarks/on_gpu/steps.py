@@ -21,7 +21,7 @@ def measure(piece_options: PieceOptions, name: str) -> list[Line]:
 def cases(piece_options: PieceOptions) -> list[tuple[str | None, bool]]:
     """Trees, of which None drafts nothing, each recorded and compiled."""
     trees = TREES[:1] if piece_options.quick else TREES
-    return [(tree, way) for tree in (None, *trees) for way in (False, True)]
+    return [(tree, way) for tree in (None, *trees) for way in (False, True)[: 1 + piece_options.compiles]]
 
 
 def line_of(piece_options: PieceOptions, name: str, tree: str | None, way: bool) -> Line:
