@@ -64,6 +64,11 @@ def bucket(count: int, smallest: int = 1) -> int:
     return max(smallest, 1 << max(count - 1, 0).bit_length())
 
 
+def whole_slots(count: int) -> int:
+    """So many slots, in whole pieces: a power of two would be up to twice the memory."""
+    return max(-(-count // MIN_SLOTS), 1) * MIN_SLOTS
+
+
 def buckets(largest: int, smallest: int = 1) -> list[int]:
     """All powers of two up to the one that holds so many, the largest first.
 
@@ -162,7 +167,7 @@ class BufferPool(Storage):
     shrink_ratio = inf  # it never becomes smaller
 
     def __init__(self, layers: int, rows: int, capacity: int):
-        super().__init__(layers, bucket(rows), bucket(capacity, MIN_SLOTS) + SPARE_SLOTS)
+        super().__init__(layers, bucket(rows), whole_slots(capacity) + SPARE_SLOTS)
         self.captured_steps: dict[Size, CapturedStep] = {}
         self.holder: ReferenceType[TreeCache] | None = None
         # Recorded steps share memory, because they run one after another.
@@ -176,7 +181,11 @@ class BufferPool(Storage):
     def reserve(self, rows: int, capacity: int) -> None:
         if rows > self.rows or capacity + SPARE_SLOTS > self.capacity:
             self.captured_steps.clear()
-            super().reserve(bucket(rows), bucket(capacity, MIN_SLOTS) + SPARE_SLOTS)
+            super().reserve(bucket(rows), whole_slots(capacity) + SPARE_SLOTS)
+
+    def slots_for(self, needed: int) -> int:
+        """How many slots a step sees that needs so many: a power of two, or all that there are."""
+        return min(bucket(needed, MIN_SLOTS), max(self.capacity - SPARE_SLOTS, whole_slots(needed)))
 
     def captured_step(
         self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: StepFunction
@@ -265,7 +274,7 @@ class FixedSteps:
         if not (self.works and isinstance(pool, BufferPool) and new <= MAX_STEP_TOKENS):
             return None
         first, step = cache.base + cache.width - new, self.step_of(model)
-        size = (bucket(rows), bucket(new), bucket(first + bucket(new), MIN_SLOTS))
+        size = (bucket(rows), bucket(new), pool.slots_for(first + bucket(new)))
         try:
             captured_step = pool.captured_step(size, cache, masks, self.dtype, step)
             captured_step.fill(tokens, positions, masks, first)
@@ -293,7 +302,8 @@ class FixedSteps:
         """
         if not isinstance(pool := cache.storage, BufferPool):
             return
-        slots = [size for size in buckets(pool.capacity - SPARE_SLOTS, MIN_SLOTS) if size >= shortest]
+        longest = pool.capacity - SPARE_SLOTS
+        slots = [min(size, longest) for size in buckets(longest, MIN_SLOTS) if size >= shortest]
         rows, tokens = buckets(len(cache.lengths)), buckets(min(new[1], MAX_STEP_TOKENS), new[0])
         if self.device.type == "cpu":
             rows, tokens, slots = [rows[0], rows[-1]], [tokens[0], tokens[-1]], slots[:1]
