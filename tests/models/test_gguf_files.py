@@ -12,7 +12,7 @@ from ggufs import tiny_file
 from transformers import AutoModelForCausalLM
 
 import multidraft as md
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, say_once
 from multidraft.models.gguf import header, ik_llama
 from multidraft.models.huggingface import from_gguf
 
@@ -106,7 +106,7 @@ def test_types_over_which_ik_llama_ends_the_process_are_refused_before(name, tmp
 def test_a_type_that_is_read_badly_is_read_with_a_word(tmp_path, caplog):
     """The logits of IQ4_XS are a tenth off in ik_llama.cpp 0.1.5, those of other types a hundredth."""
     path = with_type(tmp_path / "a.gguf", 23)
-    ik_llama.note_coarse_type.cache_clear()
+    say_once.cache_clear()
     for _ in range(2):
         ik_llama.reason_against(path, "f16", None)
     if ik_llama.reason_against_package() is None:
