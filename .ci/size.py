@@ -47,12 +47,12 @@ def main() -> int:
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in UNCOUNTED] + [ROOT / "README.md"]
     step = [decoding / f"{name}.py" for name in ("step", "draft", "verify", "walks", "tree", "state")]
     rows = [
-        ("core, lines", lines(core), 27_935),
+        ("core, lines", lines(core), 27_970),
         ("core, files", len(core), 189),
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
         ("research, lines", lines((ROOT / "research").rglob("*.py")), 11_300),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_960),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 29_990),
         ("tests, patches of our names", sum(map(patches, (ROOT / "tests").rglob("*.py"))), 90),
         ("docs and README, written words", sum(map(words, pages)), 19_700),
     ]

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 STEPS_PER_PRICING = 8  # prices are computed again after so many steps
-TIME_PLAIN_EVERY = 16  # one step of so many has no drafts, until enough of these were timed
-PROBE_STEPS, MAX_PROBE_STEPS = 2, 16  # a draft model that does not pay is asked again; the most while it is right
+TIME_PLAIN_EVERY, PLAIN_IN_A_ROW = 16, 2  # so many of so many steps have no drafts, until enough of these were timed
+PROBE_STEPS = 2  # a draft model that does not pay is asked again
+MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
@@ -132,11 +133,13 @@ class Auto(Growing):
         self.learnt_rates: TreeRates | None = None  # from the prior and recent verdicts; None where newer ones came
         self.costs: Costs | None = None  # that the current prices come from
         self.measured_plain_seconds: float | None = None  # of a step
-        self.rows = self.steps = self.steps_without_drafts = 0
+        self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
+        self.steps = self.steps_without_drafts = 0
         self.has_said_timing = False
+        self.has_drafted: bool | None = None  # in the last step
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
         self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
-        self.steps_while_right = 0  # by which a probe may still become longer
+        self.trees_while_right = 0  # by which a probe may still become longer
         self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
@@ -162,12 +165,14 @@ class Auto(Growing):
 
         Say that steps will be timed, if so: not in the middle of a text that is printed as it comes.
         """
+        self.rows_to_come = rows
         if prompt_reads is not None:
             self.prompt_reads = prompt_reads
-        if not self.steps and (prompt_reads is not None or self.costs is None):
+        is_first = not self.steps and (prompt_reads is not None or self.costs is None)
+        if is_first:
             self.say_timing(rows)
-            if self.has_costs:
-                self.choose(rows)
+        if self.has_costs and (is_first or rows > self.rows):
+            self.choose(rows)
         is_known = self.costs is not None and self.has_costs
         rests = self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
         return Outlook(rests, self.plain_seconds)
@@ -179,16 +184,20 @@ class Auto(Growing):
             self.has_said_timing = True
 
     def advance(self, rows: int) -> None:
-        """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed."""
-        if self.has_costs and (rows != self.rows or self.steps % STEPS_PER_PRICING == 0):
-            self.choose(rows)
+        """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed.
+
+        While others are about to join, prices are those of all: drafts that do not pay then are not begun.
+        """
+        priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
+        if self.has_costs and (priced_rows != self.rows or self.steps % STEPS_PER_PRICING == 0):
+            self.choose(priced_rows)
         event = self.event()
         if following := TRANSITIONS.get((self.phase, event)):
             self.enter(following, event)
         else:
             self.steps_left -= 1
         self.is_probing, self.timed_tree = self.phase is Phase.PROBING, self.tree_to_time(rows)
-        self.rows, self.steps = rows, self.steps + 1
+        self.rows, self.steps = priced_rows, self.steps + 1
 
     def event(self) -> Event:
         """What decides on the next phase."""
@@ -205,7 +214,7 @@ class Auto(Growing):
         """Begin a phase: what does not pay rests from this step on, and longer after each probe."""
         if phase is Phase.PROBING:
             self.steps_left, self.pause = PROBE_STEPS - 1, min(2 * self.pause, MAX_PAUSE)
-            self.steps_while_right = MAX_PROBE_STEPS - PROBE_STEPS
+            self.trees_while_right = MAX_TREES_WHILE_RIGHT
             self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
             self.steps_left = self.pause - (event is not Event.OVER)
@@ -223,7 +232,7 @@ class Auto(Growing):
             is_plain = plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS
             return self.without_drafts if is_plain else self.first_tree
         is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
-        is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
+        is_due = self.steps % TIME_PLAIN_EVERY >= TIME_PLAIN_EVERY - PLAIN_IN_A_ROW
         return self.without_drafts if is_open and is_due and plain_steps < MAX_SAMPLES else None
 
     def tries(self, rows: int) -> int:
@@ -292,21 +301,21 @@ class Auto(Growing):
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
         is_seeded = any(tree.is_seeded for tree in record.trees)
-        self.steps_with_first_tree[self.profile.restarts, self.rows] += (
-            self.timed_tree is self.first_tree and not is_seeded
-        )
+        rows, draws_first = len(record.trees), self.timed_tree is self.first_tree
+        self.steps_with_first_tree[self.profile.restarts, rows] += draws_first and not is_seeded
         if self.is_probing:
             self.extend_probe(record)
         self.prompt_reads *= not work.reads
         self.steps_without_drafts += not work.nodes
         self.follow_temperature(record)
         if self.budget and not is_seeded:
-            self.time(record)
-        if self.costs:
+            self.time(record, self.has_drafted is bool(work.nodes))
+        self.has_drafted = bool(work.nodes)
+        if self.costs and rows == self.rows:
             tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
             self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
             if self.phase in (Phase.DRAFTING, Phase.RESTING) and not is_seeded:
-                self.gained = self.gained * fade + tokens - self.rows * seconds / self.costs.plain
+                self.gained = self.gained * fade + tokens - rows * seconds / self.costs.plain
         return forecast
 
     def extend_probe(self, record: "StepRecord") -> None:
@@ -315,23 +324,27 @@ class Auto(Growing):
         num_right = sum(len(emission.tokens) > 1 for emission in drafting)
         if record.is_catching_up:
             self.steps_left += 1
-        elif 2 * num_right > len(drafting) and self.steps_while_right:
-            self.steps_left, self.steps_while_right = self.steps_left + 1, self.steps_while_right - 1
+        elif 2 * num_right > len(drafting) and self.trees_while_right > 0:
+            self.steps_left, self.trees_while_right = self.steps_left + 1, self.trees_while_right - len(drafting)
 
     def forecast(self, record: "StepRecord", work: Work) -> StepForecast | None:
         """The tokens and seconds that were to be expected of the trees that were drawn."""
-        if self.costs is None or self.timed_tree is not None:
+        if self.costs is None or self.timed_tree is not None or len(record.trees) != self.rows:
             return None
         tokens = 0.0
         for tree, scored in zip(record.trees, record.scored, strict=True):
             tokens += scored and 1.0 + sum(self.reach(tree, node) for node in range(1, len(tree)))
         return StepForecast(tokens, self.costs.seconds(work))
 
-    def time(self, record: "StepRecord") -> None:
-        """Add a step to the profile while it needs more, and write that from time to time."""
+    def time(self, record: "StepRecord", follows_its_kind: bool) -> None:
+        """Add a step to the profile while it needs more, and write that from time to time.
+
+        Only a step without drafts after another, or one with drafts after another: what a server sends of a step takes
+        time of the next, so that a step without drafts after one with seems dearer than it is.
+        """
         if self.profile.timed_rows:
             self.say_timing(self.rows)
-        self.unsaved_seconds += note(self.profile, record, self.kind, self.budget)
+        self.unsaved_seconds += note(self.profile, record, self.kind, self.budget, follows_its_kind)
         if self.unsaved_seconds > SAVE_SECONDS:
             self.finish(advise=False)
 
@@ -382,8 +395,8 @@ def temperatures_of(record: "StepRecord") -> list[float]:
     return [rounded[temperature] for temperature in temperatures]
 
 
-def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int) -> float:
-    """Add a step to a profile while it needs more, each row's acceptance under its own temperature.
+def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int, times: bool = True) -> float:
+    """Learn each row's acceptance under its own temperature; add a step that `times` while the profile needs more.
 
     Returns the seconds that were added.
     """
@@ -393,7 +406,7 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
     profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
     is_spent = bool(profile.timed_rows) and profile.spent_near(rows) >= budget
-    if record.is_catching_up or is_spent or profile.is_disturbed:
+    if not times or record.is_catching_up or is_spent or profile.is_disturbed:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target

@@ -225,6 +225,10 @@ class Costs:
         rest = self.first + self.node * work.nodes if work.nodes else self.plain
         return self.level * work.levels + self.read * work.reads + rest
 
+    def with_plain(self, plain: float | int) -> "Costs":
+        """The costs where a plain step takes so long; drafts make it longer by as much as before."""
+        return replace(self, plain=plain, first=plain + self.first - self.plain)
+
     def scale_rows(self, factor: float | int) -> "Costs":
         """The costs with `factor` times the rows, which put that many times the tokens into every pass."""
         extra, plain = factor - 1, self.plain if factor <= 1 else max(self.plain, self.first)

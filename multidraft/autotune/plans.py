@@ -122,17 +122,24 @@ class Profile:
         power = round(math.log2(rows))
         return sum((seconds for other, seconds in self.spent.items() if round(math.log2(other)) == power), 0.0)
 
-    def nearest_timed_rows(self, rows: int) -> int:
-        """The number of rows with timed steps that is nearest to this one."""
-        return min(self.timed_rows, key=lambda other: abs(np.log(other / rows)))
-
     def costs(self, rows: int) -> Costs:
-        """The costs with any number of rows: as measured, or scaled from the nearest number that was."""
+        """The costs with any number of rows: as measured, or scaled from the nearest number that was.
+
+        Where steps without drafts were timed with a nearer number of rows, a plain step takes what it took there.
+        """
         if rows not in self.costs_at:
-            nearest = self.nearest_timed_rows(rows)
+            nearest = nearest_rows(self.timed_rows, rows)
             costs = fit_costs(self.samples[nearest])
+            plain_rows = [other for other in self.samples if self.step_count(other, False) >= MIN_STEPS]
+            if (nearer := nearest_rows([nearest, *plain_rows], rows)) != nearest:
+                costs, nearest = costs.scale_rows(nearer / nearest).with_plain(self.plain_seconds(nearer)), nearer
             self.costs_at[rows] = costs if nearest == rows else costs.scale_rows(rows / nearest)
         return self.costs_at[rows]
+
+    def plain_seconds(self, rows: int) -> float:
+        """The lower quartile of the timed steps without drafts, which there must be."""
+        seconds = [run.beside_model for kind, runs in self.samples[rows].items() if kind.endswith("/0") for run in runs]
+        return sorted(seconds)[len(seconds) // 4]
 
     def at(self, temperature: float | int) -> AcceptanceTracker:
         """The tracker of acceptance at about this temperature."""
@@ -167,6 +174,15 @@ class Profile:
             for name, table in vars(profile.at(temperature)).items():
                 table += np.array(tables[name])
         return profile
+
+
+def nearest_rows(choices: list[int], rows: int) -> int:
+    """The number of rows that is nearest to another one, on a logarithmic scale; the first of equals.
+
+    >>> nearest_rows([1, 4, 16], 6)
+    4
+    """
+    return min(choices, key=lambda choice: abs(math.log(choice / rows)))
 
 
 def check_format(content: dict[str, Any]) -> None:

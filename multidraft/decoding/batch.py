@@ -140,15 +140,25 @@ class Batch:
             return
         self.prefixes, self.mark = PrefixCache(), ModelMark(modules_of(self.target) + modules_of(self.draft))
 
-    def next_group(self, budget: float | int) -> list[Request]:
-        """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""
-        window, width, count = list[Request](), self.width, len(self.running)
+    @property
+    def fitting(self) -> list[Request]:
+        """The first that wait, as many as there is room for beside those that have begun."""
+        window, width, count = list[Request](), self.width, len(self.active)
         for request in self.waiting:
             width, count = max(width, request.longest + self.slack), count + 1
             if count > self.max_num_seqs or count * width > self.max_tokens:
                 break
             window.append(request)
-        if not window or not self.can_share(window[0]):
+        return window
+
+    @property
+    def rows_to_come(self) -> int:
+        """How many rows decode as soon as all that fit have been read."""
+        return len(self.active) + len(self.fitting)
+
+    def next_group(self, budget: float | int) -> list[Request]:
+        """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""
+        if not (window := self.fitting) or not self.can_share(window[0]):
             return window[:1]
         places = similar([len(request.prompt) for request in window], budget)
         return [window[0], *(window[place] for place in places[1:] if self.can_share(window[place]))]
@@ -184,7 +194,7 @@ class Batch:
         self.info.add_seconds(clock.seconds)
         if isinstance(reading, TargetReading):
             self.reading = reading = self.answer(reading) if reading.is_over else self.tell_progress(reading)
-        if isinstance(reading, DraftReading) and reading.is_over(self.policy):
+        if isinstance(reading, DraftReading) and reading.is_over(self.policy, self.rows_to_come):
             if reading.is_repeated:
                 self.step_alone(reading)
             self.concerned = []  # with the others from here on

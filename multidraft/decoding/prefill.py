@@ -124,9 +124,9 @@ class DraftReading:
         """What the draft model has to read of every prompt: nothing of one that its context has no room for."""
         return [row.unread if self.state.can_draft(row) else [] for row in self.state.rows]
 
-    def is_over(self, policy: TreePolicy) -> bool:
-        """Whether it has read the prompts; a draft model that rests catches up in steps that draft."""
-        skipping, pairs = policy.begin(len(self.requests)).model_rests, zip(self.state.rows, self.unread, strict=True)
+    def is_over(self, policy: TreePolicy, rows: int) -> bool:
+        """Whether it has read the prompts; a draft model that rests catches up in steps that draft, with `rows` rows."""
+        skipping, pairs = policy.begin(rows).model_rests, zip(self.state.rows, self.unread, strict=True)
         return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
 
     def advance(self, budget: float | int) -> int:
@@ -161,7 +161,7 @@ def read_whole(
     while not reading.is_over:
         reading.advance(math.inf)
     drafting = DraftReading(requests, reading.state(), is_repeated=False)
-    while not drafting.is_over(policy):
+    while not drafting.is_over(policy, len(requests)):
         drafting.advance(math.inf)
     return drafting.state
 

@@ -18,7 +18,7 @@ from plans import TIMED, made_up, profile, rates, seen, timed
 import multidraft as md
 from multidraft.autotune import plans
 from multidraft.autotune.estimates import CLASSES, DEFAULT, AcceptanceTracker, Costs, Timed, Work, fit_costs
-from multidraft.autotune.plans import MeasuredPair, Profile
+from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, LevelScores, NodeLaw, TokenTree, Tree
 from multidraft.errors import AdviceError, say_once
@@ -145,6 +145,19 @@ def test_more_rows_are_as_many_tokens_in_one() -> None:
     assert (double.plain, double.first) == pytest.approx((REAL.first + REAL.node,) * 2)
     assert double.seconds(Work(1, 2, 3)) == pytest.approx(REAL.seconds(Work(1, 4, 7)))
     assert REAL.scale_rows(0.5).plain < REAL.plain
+
+
+def test_plain_steps_with_a_nearer_number_of_rows_say_what_a_plain_step_takes() -> None:
+    """Else sixteen rows are taken for as dear as the scaled costs of one row, and drafts are measured by that."""
+    known_profile = profile(by_rows={1: REAL})
+    for _ in range(MIN_STEPS):
+        known_profile.add(8, Timed(0, 0, 0, 0.0, 3 * REAL.plain, 0.0))
+    assert known_profile.costs(1).plain == pytest.approx(REAL.plain)
+    assert known_profile.costs(2).plain == pytest.approx(REAL.scale_rows(2.0).plain, rel=0.01)
+    assert known_profile.costs(8).plain == pytest.approx(3 * REAL.plain)
+    scaled = REAL.scale_rows(8.0)
+    assert known_profile.costs(8).first == pytest.approx(3 * REAL.plain + scaled.first - scaled.plain, rel=0.01)
+    assert known_profile.costs(16).plain > 3 * REAL.plain
 
 
 def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(own_cache, monkeypatch) -> None:

@@ -139,7 +139,7 @@ def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
     reading = TargetReading([heard.request], *readers(*tiny()), capacity=99, scores_last=True)
     reading.advance(9)
     state = reading.state()
-    is_over = DraftReading([heard.request], state, is_repeated=False).is_over(Rests(Tree.parse("2x1")))
+    is_over = DraftReading([heard.request], state, is_repeated=False).is_over(Rests(Tree.parse("2x1")), 1)
     assert (reading.is_over, is_over, state.rows[0].unread) == (True, True, [0, 3, 1, 4])
     with torch.inference_mode():
         while len(emitted_tokens) < 9:
