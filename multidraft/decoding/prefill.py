@@ -125,7 +125,7 @@ class DraftReading:
         return [row.unread if self.state.can_draft(row) else [] for row in self.state.rows]
 
     def is_over(self, policy: TreePolicy, rows: int) -> bool:
-        """Whether it has read the prompts; a draft model that rests catches up in steps that draft, with `rows` rows."""
+        """Whether it has read the prompts; a draft model that rests for `rows` rows catches up as it drafts."""
         skipping, pairs = policy.begin(rows).model_rests, zip(self.state.rows, self.unread, strict=True)
         return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
 
