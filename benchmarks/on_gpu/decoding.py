@@ -19,7 +19,9 @@ PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 Way = tuple[Case, bool]  # who, and whether compiled
 OUR_CASES = [Case(DEFAULT_SCHEME, f"{tree} deferred") for tree in TREES] + [DEFAULT]
 WAYS: list[Way] = [(PLAIN, False), (THEIRS, False), (STATIC, False), (Case(ASSISTED, "3 tokens"), False)]
-WAYS += [(Case(ASSISTED, "5 tokens, threshold 0.4"), False)] + [(case, way) for case in OUR_CASES for way in (False, True)]
+WAYS += [(Case(ASSISTED, "5 tokens, threshold 0.4"), False)] + [
+    (case, way) for case in OUR_CASES for way in (False, True)
+]
 WAYS += [(PLAIN, True)]
 QUICK = [WAYS[0], WAYS[2], WAYS[3], *WAYS[5:7]]
 TEMPERATURES = (0.0, 1.0)
