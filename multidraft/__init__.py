@@ -6,13 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from multidraft.auditing import audit
     from multidraft.decoding.tree import Tree
     from multidraft.engines.sglang import verify_tree
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
     from multidraft.generation.text import text_ends
-    from multidraft.judging.judgement import judge
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
     from multidraft.models.huggingface.weight_marks import weights_changed
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from multidraft.sampling.params import SamplingParams
     from multidraft.verification.laws import optimal_acceptance_rate
     from multidraft.verification.registry import scheme, schemes
+
+    judge: Callable[..., Any]  # of the package multidraft-judge
 
 __all__ = [
     "GGUF",
@@ -56,7 +60,6 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "audit": "auditing",
     "generate": "generation.generate",
     "head": "models.heads.drafters",
-    "judge": "judging.judgement",
     "optimal_acceptance_rate": "verification.laws",
     "register": "verification.registry",
     "scheme": "verification.registry",
@@ -69,6 +72,10 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used: `multidraft --help` should not wait for torch and transformers."""
+    if name == "judge":  # of a package of its own, which knows nothing of this one
+        from multidraft.errors import judge_package
+
+        return judge_package().judge
     if name not in HOMES:
         raise AttributeError(f"module 'multidraft' has no attribute {name!r}")
     return getattr(import_module(f"multidraft.{HOMES[name]}"), name)

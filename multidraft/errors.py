@@ -48,6 +48,15 @@ def optional(module: str, package: str, extra: str) -> ModuleType:
         raise MissingExtra(f"this needs {package}; run {install_command(extra)}") from error
 
 
+def judge_package() -> ModuleType:
+    """The package multidraft_judge; raises AdviceError with the pip line where it is not installed."""
+    try:
+        return import_module("multidraft_judge")
+    except ImportError as error:
+        place = f"in {CHECKOUT}: pip install -c constraints.txt ./judge" if (CHECKOUT / "judge").is_dir() else ""
+        raise MissingExtra(f"this needs multidraft-judge; run {place or 'pip install multidraft-judge'}") from error
+
+
 def install_command(extra: str) -> str:
     """The command that installs an extra: from the checkout, or else the requirements that the metadata lists.
 

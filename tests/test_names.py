@@ -8,7 +8,7 @@ from pathlib import Path
 import multidraft as md
 
 PACKAGE = Path(md.__file__).parent
-CORE = [path for path in PACKAGE.rglob("*.py") if "judging" not in path.parts and path.name != "judge.py"]
+CORE = [*PACKAGE.rglob("*.py")]
 CODE = [*CORE, *(PACKAGE.parent / "research" / "multidraft_research").rglob("*.py")]
 PARTICIPLES = "begun built chosen done drawn found given grown held kept known learnt left lost made met".split()
 PARTICIPLES += "seen sent shown sold spelt taken told understood unknown unseen written".split()

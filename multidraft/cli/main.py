@@ -15,10 +15,9 @@ from multidraft.cli import terminal
 from multidraft.cli.export_head import export_head
 from multidraft.cli.generate import generate
 from multidraft.cli.imports import import_modules
-from multidraft.cli.judge import judge
 from multidraft.cli.options import CheckedCommand, without_types
 from multidraft.cli.serve import serve
-from multidraft.errors import AdviceError, BrokenProgram
+from multidraft.errors import AdviceError, BrokenProgram, judge_package
 
 DESCRIPTION = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
@@ -84,6 +83,8 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         for entry_point in () if cmd_name in self.commands else entry_points(group=COMMANDS, name=cmd_name):
             self.commands[cmd_name] = load_command(entry_point)
+        if cmd_name == "judge" and cmd_name not in self.commands:
+            judge_package()  # says how to install it
         return super().get_command(ctx, cmd_name)
 
 
@@ -153,7 +154,7 @@ def schemes(
 app = typer.Typer(
     cls=Commands, help=DESCRIPTION, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-for command in (export_head, generate, judge, schemes, serve):
+for command in (export_head, generate, schemes, serve):
     app.command(cls=CheckedCommand)(command)
 
 

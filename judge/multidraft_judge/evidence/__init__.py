@@ -1,0 +1,1 @@
+"""How tokens are weighed: bets against the law that each should have."""

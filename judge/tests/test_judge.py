@@ -1,0 +1,398 @@
+"""`judge` and `multidraft judge` against a fake server: verdicts, exit codes, errors of one line, resuming."""
+
+import json
+import math
+import random
+from pathlib import Path
+
+import httpx2
+import pytest
+from multidraft_judge.asking import client as clients
+from multidraft_judge.asking.answers import completion_of
+from multidraft_judge.command import app
+from multidraft_judge.errors import AdviceError
+from multidraft_judge.evidence.observation import Ask, Token
+from multidraft_judge.judgement import judge as judge_subject
+from multidraft_judge.references.reference import Reference, differences
+from sampled import LETTERS, FakeServer, listed, mixed, plain, speculative, target
+from typer.testing import CliRunner
+
+URL = "http://fake"
+FEW = {"prompts": ["ab", "ca", "bd"], "budget_tokens": 600, "max_tokens": 24, "num_logprobs": 4}
+
+
+def judged(server: FakeServer, **settings) -> object:
+    """The verdict on a fake server."""
+    return judge_subject(URL, "toy", transport=server.transport, **FEW | settings)
+
+
+def judge(prompts: Path, *words: object, url: str = URL):
+    """The result of the command."""
+    options = ("--budget-tokens", 600, "--max-tokens", 24, "--logprobs", 4, "--prompts", prompts)
+    words = (url, "--model", "toy", *options, *words)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def ends_with_advice(result, advice: str) -> None:
+    """Exit code 2, one line on stderr with the advice, nothing on stdout."""
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("multidraft-judge: ")
+    assert advice in line
+
+
+def test_an_innocent_server_exits_with_0(network, prompts, tmp_path):
+    network["fake"] = FakeServer()
+    result = judge(prompts, "--plot", tmp_path / "evidence.svg")
+    assert result.exit_code == 0, result.output
+    assert "nothing found in" in result.stdout
+    assert "<svg" in (tmp_path / "evidence.svg").read_text()
+
+
+def test_a_guilty_server_exits_with_1_and_tells_where(network, prompts):
+    network["fake"] = FakeServer(mixed(0.9))
+    result = judge(prompts, "--json")
+    assert result.exit_code == 1, result.output
+    report = json.loads(result.stdout)
+    assert report["guilty"]
+    assert report["reasons"] == ["its tokens are not drawn from the law that it reports"]
+    assert report["bets"][0]["found_after"] < report["tokens"] <= 600  # it stops early
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("--reference", URL, "--reference-model", "embedded"), "two references"),
+        (("--reported", "x"), "--reported is 'x'"),
+        (("--alpha", 0), "alpha is 0.0; use a number above 0"),
+        (("--temperature", 0.5, "--top-p", 0.5, "--reported", "raw"), "raw log-probabilities do not tell"),
+        (("--plot", "x.txt"), "end its name in"),
+        (("--frequency-penalty", 1, "--reported", "raw"), "raw log-probabilities are listed before penalties"),
+        (("--reference", "http://other"), "http://other does not answer"),
+    ],
+)
+def test_bad_use_exits_with_2(network, prompts, words, advice):
+    network["fake"] = FakeServer()
+    ends_with_advice(judge(prompts, *words), advice)
+
+
+def test_a_server_that_is_down(network, prompts):
+    ends_with_advice(judge(prompts), "http://fake does not answer (Connection refused); start the server")
+
+
+@pytest.mark.parametrize("url", ["ftp://fake", "fake", "http://fake:x"])
+def test_an_address_that_is_none(network, prompts, url):
+    ends_with_advice(judge(prompts, url=url), "no address of a server")
+
+
+@pytest.mark.parametrize(
+    ("response", "advice"),
+    [
+        (httpx2.Response(404, json={"error": {"message": "no such model"}}), "with 404: no such model"),
+        (httpx2.Response(500, text="oh\nno"), "with 500: oh no"),
+        (httpx2.Response(200, text="<html>"), "without a JSON object"),
+        (httpx2.Response(200, json={"error": {"message": "out of memory"}}), "has failed: out of memory"),
+        (httpx2.Response(200, json={"choices": []}), "gave no token"),
+    ],
+)
+def test_answers_that_are_none(response, advice):
+    server = FakeServer()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        models = request.url.path == "/v1/models"
+        return server.answer(request) if models else httpx2.Response(response.status_code, content=response.content)
+
+    with pytest.raises(AdviceError, match=advice):
+        judge_subject(URL, "toy", transport=httpx2.MockTransport(answer), **FEW)
+
+
+def test_a_slow_server():
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ReadTimeout("slow")
+
+    with pytest.raises(AdviceError, match="has not answered within 3 s; give a larger --timeout"):
+        judge_subject(URL, "toy", transport=httpx2.MockTransport(answer), timeout=3, **FEW)
+
+
+def test_a_busy_server_is_waited_for_so_many_times():
+    server = FakeServer()
+    server.busy = clients.MAX_TRIES - 1
+    assert not judged(server, budget_tokens=24).guilty
+    server.busy = 10 * clients.MAX_TRIES
+    with pytest.raises(AdviceError, match="too busy; try again later"):
+        judged(server)
+
+
+def test_waiting_is_bounded():
+    waits = [clients.retry_seconds(header, 3) for header in (None, "7", "soon", "9999", "-1", "nan")]
+    assert waits == [8, 7, 8, clients.MAX_WAIT_SECONDS, 0, 8]
+
+
+def without(part: str):
+    """A change of choices that loses a part of the log-probabilities."""
+    return lambda choice: choice | {"logprobs": choice["logprobs"] | {part: [None] * len(choice["text"])}}
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        (lambda choice: choice | {"logprobs": None}, "gives no log-probabilities"),
+        (without("token_logprobs"), "gives no log-probabilities"),
+        (without("top_logprobs"), "only a reference can judge it"),
+        (lambda choice: choice | {"finish_reason": "stop"}, "does not list the token that ends it"),
+    ],
+)
+def test_a_server_that_shows_too_little(change, advice):
+    server = FakeServer()
+    server.change = change
+    with pytest.raises(AdviceError, match=advice):
+        judged(server)
+
+
+def test_likely_parts_of_characters_are_no_missing_list():
+    """Several tokens then have one text, and a mapping from texts holds them as one; all other tokens are bet on."""
+
+    def broken(choice):
+        lists = choice["logprobs"]
+        changed = {name: [new, *lists[name][1:]] for name, new in BROKEN.items()}
+        return choice | {"logprobs": lists | changed}
+
+    server = FakeServer()
+    server.change = broken
+    verdict = judged(server)
+    assert verdict.reasons == []
+    assert 0 < verdict.bets[0].tokens < verdict.tokens
+
+
+BROKEN = {"tokens": "\ufffd", "token_logprobs": -0.9, "top_logprobs": {"\ufffd": -0.9}}  # a token's, as OpenAI lists it
+
+
+def test_fewer_likeliest_tokens_than_asked_for():
+    def shorter(choice):
+        tops = [dict(sorted(top.items(), key=lambda p: -p[1])[:2]) for top in choice["logprobs"]["top_logprobs"]]
+        return choice | {"logprobs": choice["logprobs"] | {"top_logprobs": tops}}
+
+    server = FakeServer()
+    server.change = shorter
+    with pytest.raises(AdviceError, match="lists 2 likeliest tokens where 4 were asked for; pass --logprobs 2"):
+        judged(server)
+
+
+def test_nothing_that_was_asked_is_asked_twice(tmp_path):
+    """Neither by a run that goes on, nor by one that was stopped; other settings are refused."""
+    servers = [FakeServer() for _ in range(3)]
+    first = judged(servers[0], out=tmp_path, budget_tokens=300)
+    assert judged(servers[1], out=tmp_path, budget_tokens=300) == first
+    assert servers[1].bodies == []
+    longer = judged(servers[2], out=tmp_path, budget_tokens=900)
+    assert longer.tokens > first.tokens
+    lines = (tmp_path / "asked.jsonl").read_text().splitlines()
+    asked = [json.loads(line)["ask"] for line in lines[1:]]
+    assert len(asked) == len(set(asked)) == len(servers[0].bodies) + len(servers[2].bodies)
+    with pytest.raises(AdviceError, match="max_tokens"):
+        judged(FakeServer(), out=tmp_path, max_tokens=12)
+
+
+def test_requests_are_of_all_kinds():
+    server = FakeServer()
+    judged(server, budget_tokens=2000)
+    bodies = server.bodies
+    assert {body.get("stream", False) for body in bodies} == {True, False}
+    assert {"seed" in body for body in bodies} == {True, False}
+    assert {body["temperature"] for body in bodies} == {0.0, 1.0}
+    assert {len(body["prompt"]) for body in bodies} == {2, 8}  # three in one, with line breaks
+    assert all(body["ignore_eos"] and body["logprobs"] == 4 for body in bodies)
+
+
+@pytest.mark.parametrize(("owner", "off"), [("vllm", 0), ("sglang", -1), ("llamacpp", 0), ("me", 0)])
+def test_what_a_server_cuts_by_default_is_turned_off(owner, off):
+    server = FakeServer(owner=owner)
+    judged(server)
+    judged(server, top_k=2, top_p=0.9)
+    cuts = {(body["top_p"], body["top_k"], body["min_p"]) for body in server.bodies if body["temperature"]}
+    assert cuts == {(1.0, off, 0.0), (0.9, 2, 0.0)}
+
+
+def test_greedy_tokens_that_are_not_the_likeliest_convict():
+    server = FakeServer()
+
+    assert not judged(server, temperature=0.0).guilty
+    values = listed("a")
+
+    def wrong(choice):
+        return choice | {"logprobs": {"tokens": ["c"], "token_logprobs": [values["c"]], "top_logprobs": [values]}}
+
+    server.change = wrong
+    verdict = judged(server, temperature=0.0)
+    assert verdict.guilty
+    assert "a greedy token is not the likeliest: request 0, token 0" in verdict.reasons[0]
+
+
+def test_a_token_that_cannot_come_convicts():
+    server = FakeServer()
+    values = listed("a") | {"b": -9999.0}
+    server.change = lambda choice: (
+        choice | {"logprobs": {"tokens": ["b"], "token_logprobs": [-9999.0], "top_logprobs": [values]}}
+    )
+    assert "cannot come" in judged(server).reasons[0]
+
+
+def raised(choice):
+    """A choice that lies in the log-probabilities of its tokens, and in nothing else."""
+    lists = choice["logprobs"]
+    values = [value + 0.01 for value in lists["token_logprobs"]]
+    triples = zip(lists["top_logprobs"], lists["tokens"], values, strict=True)
+    tops = [top | {token: value} for top, token, value in triples]
+    return choice | {"logprobs": lists | {"token_logprobs": values, "top_logprobs": tops}}
+
+
+class Letters(Reference):
+    """The right law, and how far it is off for some width."""
+
+    reported = "sampled"
+
+    def __init__(self, error: float = 0.0):
+        self.error = error
+
+    def score(self, completions, settings, width):
+        return [self.scored(completion, self.error * (width == 2)) for completion in completions]
+
+    def scored(self, completion, error):
+        context, tokens = completion.ask.prompt, []
+        for token in completion.tokens:
+            values = listed(context)
+            tokens.append(
+                Token(token.text, values[token.text] + error, tuple(sorted(values.items(), key=lambda p: -p[1])))
+            )
+            context += token.text
+        return tokens
+
+
+def test_a_reference_finds_what_a_server_lies_about(network, prompts):
+    """The server draws from another law and reports that one, so that only a reference sees it."""
+    network["fake"], network["good"] = FakeServer(), FakeServer()
+    assert judge(prompts, "--reference", "http://good").exit_code == 0
+    network["fake"].change = raised
+    result = judge(prompts, "--reference", "http://good", "--json")
+    assert result.exit_code == 1, result.output
+    report = json.loads(result.stdout)
+    assert "what it reports is not the reference's law: request 0, token 0" in report["reasons"][0]
+    assert abs(report["compared"]["places"][0]["value"] - report["compared"]["places"][0]["expected"] - 0.01) < 1e-9
+
+
+def test_accepted_drafts_of_llama_cpp_are_tokens_without_lists():
+    """It streams them as text alone, and beside a whole answer lists nothing; other servers' text alone is no token."""
+
+    def part(text, *entries):
+        return {"choices": [{"text": text, "logprobs": {"content": list(entries)} if entries else None}]}
+
+    def entry(text, logprob, count):
+        tops = [{"token": letter, "logprob": value} for letter, value in listed("a").items()][:count]
+        return {"token": text, "logprob": logprob, "top_logprobs": tops}
+
+    values = listed("a")
+    first, last = entry("b", values["b"], 4), entry("c", values["c"], 4)
+    whole = completion_of(Ask(0, "a", 3), [part("bac", first, entry("a", 0.0, 0), last)], 4, URL)
+    streamed = completion_of(Ask(0, "a", 3), [part("b", first), part("a"), part("c", last), part("")], 4, URL)
+    for completion in (whole, streamed):
+        assert (completion.text, completion.unlisted) == ("bac", 1)
+        scored = [token._replace(logprob=values[token.text]) for token in completion.tokens]
+        assert differences(completion, scored, 0.01) == []
+        assert [
+            place.position for place in differences(completion, [t._replace(logprob=-9.0) for t in scored], 0.01)
+        ] == [0, 2]
+    listed_alone = {"tokens": ["b"], "token_logprobs": [values["b"]], "top_logprobs": [values]}
+    held_back = [{"choices": [{"text": "b", "logprobs": listed_alone}]}, part("a")]
+    assert completion_of(Ask(0, "a", 3), held_back, 4, URL).text == "b"
+
+
+def test_rounding_is_learnt_from_the_reference_against_itself():
+    """Differences of 0.002 in batches of two allow differences of 0.02."""
+    server = FakeServer(plain)
+    server.change = raised
+    verdict = judged(server, reference=Letters(0.002), rounding=0.02)
+    assert verdict.reasons == []
+    assert math.isclose(verdict.compared.rounding, 0.002)
+    assert judged(server, reference=Letters(), rounding=0.02).guilty
+
+
+def test_a_reference_with_another_tokenizer(network, prompts):
+    network["fake"], network["other"] = FakeServer(), FakeServer()
+
+    def joined(choice):
+        lists = {name: values[:1] for name, values in choice["logprobs"].items()}
+        return choice | {"logprobs": lists | {"tokens": ["".join(choice["logprobs"]["tokens"])]}}
+
+    network["other"].change = joined
+    ends_with_advice(judge(prompts, "--reference", "http://other"), "the reference has another tokenizer")
+
+
+def test_a_model_with_another_tokenizer(network, prompts):
+    pytest.importorskip("multidraft")
+    network["fake"] = FakeServer()
+    network["fake"].change = lambda choice: (
+        choice | {"logprobs": choice["logprobs"] | {"tokens": ["\u2603x" for _ in choice["logprobs"]["tokens"]]}}
+    )
+    ends_with_advice(judge(prompts, "--reference-model", "embedded"), "it has no token '\u2603x'")
+
+
+def test_penalties_are_sent_and_no_reference_server_can_score_them(network, prompts):
+    network["fake"], network["other"] = FakeServer(), FakeServer()
+    assert judge(prompts, "--frequency-penalty", 0.5).exit_code == 0
+    assert {body["frequency_penalty"] for body in network["fake"].bodies} == {0.5}
+    ends_with_advice(judge(prompts, "--presence-penalty", 1, "--reference", "http://other"), "penalties do not count")
+
+
+def test_a_reference_that_scores_nothing(network, prompts):
+    network["fake"], network["other"] = FakeServer(), FakeServer(owner="llamacpp")
+    ends_with_advice(judge(prompts, "--reference", "http://other"), "does not score texts")
+    network["other"] = FakeServer(owner="vllm")
+    ends_with_advice(judge(prompts, "--reference", "http://other"), "scores tokens by number")
+
+
+def function(law, seed: int = 0):
+    """A sampler in Python that draws from a law and reports the right one."""
+    rng = random.Random(seed)
+
+    def sample(prompt: str, n: int):
+        tokens, mappings, context = [], [], prompt
+        for _ in range(n):
+            mappings.append(listed(context))
+            tokens.append(rng.choices(LETTERS, law(context))[0])
+            context += tokens[-1]
+        return tokens, mappings
+
+    return sample
+
+
+def test_a_function_is_judged():
+    """False alarm with odds of 1e-6 at most."""
+    assert not judge_subject(function(target), budget_tokens=1500).guilty
+    verdict = judge_subject(function(lambda _: (0.25,) * 4), budget_tokens=3000)
+    assert verdict.guilty
+    assert verdict.bets[0].found_after < 400
+
+
+@pytest.mark.parametrize("answer", [None, (["a"], []), (["a"], [None]), (["a"], [{"a": "x"}]), (["a"], [{"a": 0.5}])])
+def test_a_function_that_returns_something_else(answer):
+    with pytest.raises(AdviceError, match=r"sample\(prompt, n\) returned .*; return tokens"):
+        judge_subject(lambda prompt, n: answer)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"alpha": 1.5}, {"rounding": "x"}, {"budget_tokens": 0}, {"top_p": 0}, {"prompts": [""]}],
+)
+def test_bad_settings_in_python(settings):
+    with pytest.raises(AdviceError):
+        judge_subject(function(target), **settings)
+
+
+def test_a_server_needs_a_model():
+    with pytest.raises(AdviceError, match="give the model's name"):
+        judge_subject(URL)
+
+
+def test_speculative_and_plain_are_one_law():
+    assert {judged(FakeServer(step)).guilty for step in (plain, speculative)} == {False}
