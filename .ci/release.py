@@ -2,8 +2,9 @@
 
     python .ci/release.py https://HOST/OWNER/multidraft FOLDER
 
-Of the judge, which is a package of its own, the copy is in FOLDER/judge. README.md is the wheel's description, and on a package index its relative links would lead nowhere. In the copy they
+README.md is the wheel's description, and on a package index its relative links would lead nowhere. In the copy they
 lead to the files of the version's tag, by addresses that GitHub and GitLab have. The checkout stays as it is.
+The judge, a package of its own, comes into FOLDER/judge.
 """
 
 import re
