@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py                                            # our server: plain, the default tree, auto
     python benchmarks/serve.py --transformers transformers --vllm ENVIRONMENT/bin/vllm --json > serve.json
+    python benchmarks/serve.py --target FILE.gguf --draft lookup --tree auto --llama-server PYTHON    # that has xllamacpp
     python benchmarks/serve.py --quick                                    # a minute or two, to see that it runs
 
 In the closed loop so many clients each ask again as soon as they are answered; in the open one requests come as a
@@ -194,11 +195,14 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tree", nargs="+", default=[FIXED_TREE, DEFAULT_TREE], help="our server with each of these")
     parser.add_argument("--transformers", metavar="PROGRAM", help="of an environment with transformers[serving]")
     parser.add_argument("--vllm", metavar="PROGRAM", help="of an environment with vllm")
+    parser.add_argument(
+        "--llama-server", metavar="PYTHON", help="that has xllamacpp, which reads the target"
+    )
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16], help="of the closed loop")
     parser.add_argument("--rate", type=float, nargs="*", default=[1.0, 2.0, 4.0, 8.0], help="requests a second")
     parser.add_argument("--requests", type=int, default=12, help="of each client, and times the rate")
     parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=64)
-    parser.add_argument("--context", type=int, default=512, help="tokens of a request, for vLLM")
+    parser.add_argument("--context", type=int, default=512, help="tokens of a request, for vLLM and llama.cpp")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--threads", type=int, default=len(cores()), help="of each server; default: all processors")

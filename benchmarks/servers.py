@@ -22,6 +22,8 @@ PATIENCE = 900  # seconds until a server answers: models are loaded, and one of 
 MODEL = {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}  # vLLM's own default drafts argmaxes
 NGRAM = ("n-grams", {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2})
 STOP_SECONDS = 60  # to end by itself
+LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
+LLAMA_LOOKUPS = ("--looked-up", "12", "--drafted", "48")  # the best for edits
 ZOO = Path(__file__).parents[1] / "multidraft" / "zoo"
 
 
@@ -95,6 +97,11 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
         name, drafts = ("draft model", MODEL | {"model": options.draft}) if Path(options.draft).is_dir() else NGRAM
         all_contestants += [Contestant("vllm", theirs, ends)]
         all_contestants += [Contestant(f"vllm, {name}", [*theirs, "--speculative-config", json.dumps(drafts)], ends)]
+    if options.llama_server:
+        slots = ["--slots", str(max([1, *options.clients])), "--context", str(options.context)]
+        for name, drafts in {"llama.cpp's server": "none", "llama.cpp's server, look-ups": "ngram"}.items():
+            theirs = [options.llama_server, str(LLAMA_SERVER), "{port}", their_target, drafts, *slots, *LLAMA_LOOKUPS]
+            all_contestants.append(Contestant(name, [*theirs, "--threads", str(options.threads)], {"ignore_eos": True}))
     return all_contestants
 
 

@@ -71,13 +71,13 @@ def of_engine(
 
 
 def served(server: str, new_tokens: int) -> tuple[str, Decode]:
-    """A server's completions of token ids; its name and address are `NAME=URL`."""
+    """A server's completions of token ids, prompts read anew, as llama.cpp's may; its name and address are `NAME=URL`."""
     name, _, url = server.partition("=")
     client = httpx2.Client(base_url=url, timeout=SERVER_PATIENCE)
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
     def decode(ids: list[int], temperature: float, seed: int) -> Run:
-        settings = dict(model=model, temperature=temperature, seed=seed, max_tokens=new_tokens)
+        settings = dict(model=model, temperature=temperature, seed=seed, max_tokens=new_tokens, cache_prompt=False)
         answer = client.post("/v1/completions", json=settings | dict(prompt=ids)).raise_for_status().json()
         return dict(tokens=answer["usage"]["completion_tokens"])
 
