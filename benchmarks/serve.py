@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py                                            # our server: plain, the default tree, auto
     python benchmarks/serve.py --transformers transformers --vllm ENVIRONMENT/bin/vllm --json > serve.json
-    python benchmarks/serve.py --target FILE.gguf --draft lookup --tree auto --llama-server PYTHON    # that has xllamacpp
+    python benchmarks/serve.py --target FILE.gguf --draft lookup --tree auto --llama-server PYTHON
     python benchmarks/serve.py --quick                                    # a minute or two, to see that it runs
 
 In the closed loop so many clients each ask again as soon as they are answered; in the open one requests come as a

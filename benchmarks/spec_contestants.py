@@ -71,7 +71,7 @@ def of_engine(
 
 
 def served(server: str, new_tokens: int) -> tuple[str, Decode]:
-    """A server's completions of token ids, prompts read anew, as llama.cpp's may; its name and address are `NAME=URL`."""
+    """A server's completions of token ids, each prompt read anew; its name and address are `NAME=URL`."""
     name, _, url = server.partition("=")
     client = httpx2.Client(base_url=url, timeout=SERVER_PATIENCE)
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
