@@ -195,9 +195,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tree", nargs="+", default=[FIXED_TREE, DEFAULT_TREE], help="our server with each of these")
     parser.add_argument("--transformers", metavar="PROGRAM", help="of an environment with transformers[serving]")
     parser.add_argument("--vllm", metavar="PROGRAM", help="of an environment with vllm")
-    parser.add_argument(
-        "--llama-server", metavar="PYTHON", help="that has xllamacpp, which reads the target"
-    )
+    parser.add_argument("--llama-server", metavar="PYTHON", help="that has xllamacpp, which reads the target")
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16], help="of the closed loop")
     parser.add_argument("--rate", type=float, nargs="*", default=[1.0, 2.0, 4.0, 8.0], help="requests a second")
     parser.add_argument("--requests", type=int, default=12, help="of each client, and times the rate")

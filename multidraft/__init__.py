@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from multidraft.auditing import audit
     from multidraft.decoding.tree import Tree
-    from multidraft.engines.sglang import verify_tree
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
     from multidraft.generation.text import text_ends
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from multidraft.models.huggingface.weight_marks import weights_changed
     from multidraft.sampling.grammar import Grammar
     from multidraft.sampling.params import SamplingParams
+    from multidraft.tensor_trees.sglang import verify_tree
     from multidraft.verification.laws import optimal_acceptance_rate
     from multidraft.verification.registry import scheme, schemes
 
@@ -65,7 +65,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "scheme": "verification.registry",
     "schemes": "verification.registry",
     "text_ends": "generation.text",
-    "verify_tree": "engines.sglang",
+    "verify_tree": "tensor_trees.sglang",
     "weights_changed": "models.huggingface.weight_marks",
 }
 

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 import multidraft as md
 from multidraft.decoding.tree import Tree
-from multidraft.engines.batched import verify_batched
-from multidraft.engines.draws import FixedTree
+from multidraft.tensor_trees.batched import verify_batched
+from multidraft.tensor_trees.draws import FixedTree
 from multidraft.verification.scheme import Scheme
 from on_gpu.asked import Line, PieceOptions
 

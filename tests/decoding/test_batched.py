@@ -11,7 +11,7 @@ from test_verify_tree import tables_of
 from torch import Tensor
 
 import multidraft as md
-from multidraft.engines.batched import is_batched, verify_batched
+from multidraft.tensor_trees.batched import is_batched, verify_batched
 from multidraft.transfer import upload
 
 pytestmark = pytest.mark.usefixtures("unchecked")

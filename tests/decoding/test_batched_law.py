@@ -17,8 +17,8 @@ from torch import Tensor
 import multidraft as md
 from multidraft.auditing.enumeration import SequenceLaw, add, first_tokens, largest_difference, target_law
 from multidraft.decoding.tree import Tree
-from multidraft.engines import batched
-from multidraft.engines.batched import verify_batched
+from multidraft.tensor_trees import batched
+from multidraft.tensor_trees.batched import verify_batched
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 RECURSIVE, INSIDE, BISECTIONS = "without_replacement:recursive_rejection", 1e-9, 50

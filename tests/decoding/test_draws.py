@@ -16,9 +16,9 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.decoding.tree import Tree
-from multidraft.engines.batched import verify_batched
-from multidraft.engines.draws import DrawnTrees, FixedTree, draw_children
 from multidraft.models.huggingface.fixed_steps import capture_graph
+from multidraft.tensor_trees.batched import verify_batched
+from multidraft.tensor_trees.draws import DrawnTrees, FixedTree, draw_children
 from multidraft.transfer import upload
 
 PROBS = torch.tensor([0.5, 0.0, 0.3, 0.2])

@@ -14,8 +14,8 @@ import multidraft as md
 from multidraft.auditing.enumeration import Script, SequenceLaw, add, first_tokens, largest_difference, target_law
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker, deferred
-from multidraft.engines.sglang import Coins, TreeBatch, last_token_weights, read_trees
 from multidraft.models.prefix_models import random_table
+from multidraft.tensor_trees.sglang import Coins, TreeBatch, last_token_weights, read_trees
 from multidraft.verification.scheme import Scheme
 
 SCHEMES = ["without_replacement:recursive_rejection", "iid:lorenz", "iid:k_sequential", "greedy:maximal_coupling"]

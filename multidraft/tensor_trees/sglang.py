@@ -15,8 +15,8 @@ from torch import Tensor
 
 from multidraft.decoding.verify import accept_masses, check_walk
 from multidraft.decoding.walks import Coin, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
-from multidraft.engines.batched import Verified, is_batched, verify_batched
 from multidraft.errors import AdviceError, is_integer, quote
+from multidraft.tensor_trees.batched import Verified, is_batched, verify_batched
 from multidraft.transfer import upload
 from multidraft.verification.distributions import check_distribution, describe, has_values, pick_each, uniform
 from multidraft.verification.outcome import Outcome
@@ -55,7 +55,7 @@ def verify_tree(
     exact for the likeliest tokens. How many children a node has may depend on distributions, not on the tokens drawn
     at it. Numbers in [0, 1) are taken from `uniform_samples`, or else from `generator`. Raises AdviceError for tables
     that are no tree, for what is no distribution, and for drafts that their law cannot have drawn. On a device that is
-    not the CPU, what `engines.batched` takes is verified by it: then distributions and drafts are not looked at.
+    not the CPU, what `tensor_trees.batched` takes is verified by it: then distributions and drafts are not looked at.
 
     >>> table = lambda *values: torch.tensor([values])
     >>> p, q = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), torch.tensor([[[0.5, 0.5]]])

@@ -1,0 +1,1 @@
+"""Trees in the tensors of engines that keep their own loop: verified there, and drawn there."""
