@@ -297,13 +297,14 @@ def load_named(file: Path, identity: dict[str, Any]) -> Profile:
 
 
 def load_kept(file: Path, identity: dict[str, Any]) -> Profile | None:
-    """The profile in the cache, if it is undamaged; a damaged one is measured again."""
+    """The profile in the cache; one that is damaged or of another version is measured again."""
     if not file.is_file():
         return None
     try:
         profile = Profile.from_json(files.content(file, "the plan", MAX_PLAN_BYTES))
-    except AdviceError:
-        NOTES.warning("the plan %s is damaged; measuring again", file)
+    except AdviceError as error:
+        reason = str(error).removesuffix(f"; {HOW_TO_MAKE}")
+        NOTES.warning("the kept plan %s cannot be used (%s); measuring again", file, reason)
         return None
     return profile if profile.identity == identity else None
 
