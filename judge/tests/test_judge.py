@@ -107,6 +107,14 @@ def test_answers_that_are_none(response, advice):
         judge_subject(URL, "toy", transport=httpx2.MockTransport(answer), **FEW)
 
 
+@pytest.mark.parametrize("key", ["", "a b", "a\n", "ä"])
+def test_a_key_that_cannot_be_sent(network, prompts, key):
+    network["fake"] = FakeServer()
+    ends_with_advice(judge(prompts, "--api-key", key), "--api-key (from Python: api_key) is empty, or has a space")
+    assert network["fake"].bodies == []
+    assert judge(prompts, "--api-key", "a-B~1").exit_code == 0
+
+
 def test_a_slow_server():
     def answer(request: httpx2.Request) -> httpx2.Response:
         raise httpx2.ReadTimeout("slow")

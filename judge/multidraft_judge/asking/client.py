@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -24,6 +25,7 @@ MAX_ANSWER_BYTES = 2**26
 BUSY_STATUSES, KEY_STATUSES = (429, 503), (401, 403)
 KEY_ADVICE = "pass its key as --api-key, or in MULTIDRAFT_API_KEY (from Python: api_key=)"
 MISFIT_ADVICE = "judge a server whose answers are as OpenAI's"
+KEY, KEY_FAULT = r"[!-~]+", "is empty, or has a space or another character that no key has"
 COMPLETIONS = "/v1/completions"
 EXAMPLE = "give one such as http://127.0.0.1:8000"
 
@@ -45,6 +47,8 @@ class Client:
         self.num_logprobs, self.timeout, self.sleep = num_logprobs, timeout, sleep
         if not url.startswith(("http://", "https://")):
             raise AdviceError(f"{url!r} is no address of a server; {EXAMPLE}")
+        if api_key is not None and not re.fullmatch(KEY, api_key):
+            raise AdviceError(f"--api-key (from Python: api_key) {KEY_FAULT}; pass it as the server shows it")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         with self.one_line_errors():
             self.http = httpx2.Client(
