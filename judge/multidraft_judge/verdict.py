@@ -89,6 +89,16 @@ class Verdict:
         """Whether the tokens do not have the law that they should have."""
         return bool(self.reasons)
 
+    @property
+    def innocent(self) -> bool:
+        """Whether nothing was found, which is no proof: a smaller bias than `smallest_bias` may be there."""
+        return not self.guilty
+
+    def smallest_bias(self, score: str) -> float | None:
+        """The smallest bias by a fixed score that the tokens would have shown with 95 %; None of too few tokens."""
+        shifts = [bets.smallest_bias[score] for bets in self.bets if bets.tokens]
+        return min((shift for shift in shifts if shift is not None), default=None)
+
     def as_json(self) -> dict[str, Any]:
         """All of it, for `--json`."""
         return {"guilty": self.guilty} | asdict(self)
@@ -114,10 +124,9 @@ class Verdict:
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])
         for score in FIXED_NAMES:
-            shifts = [bets.smallest_bias[score] for bets in self.bets if bets.tokens]
-            known = [shift for shift in shifts if shift is not None]
-            if score != "surprise" and shifts:
-                what = f"{min(known):.3f}" if known else "none: too few tokens"
+            if score != "surprise" and any(bets.tokens for bets in self.bets):
+                least = self.smallest_bias(score)
+                what = "none: too few tokens" if least is None else f"{least:.3f}"
                 rows.append([f"smallest bias found with 95 %: {score}", "", what])
         return rows
 
