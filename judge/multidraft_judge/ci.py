@@ -5,6 +5,7 @@ Each line on stdout is a command of GitHub's whose text is escaped: what a serve
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,8 +50,10 @@ class Inputs:
         if not 0 < alpha < 1:
             raise AdviceError(f"alpha is {quote(text('ALPHA'))}; use a number above 0 and below 1")
         folder = text("NAME", "judged")
-        if Path(folder).name != folder:
-            raise AdviceError(f"name is {quote(folder)}; give a name without slashes")
+        if not re.fullmatch(r"\w[\w.-]*", folder):
+            raise AdviceError(f"name is {quote(folder)}; give one of letters, digits, dots and hyphens")
+        if Path(folder).exists():  # the judge would go on with its answers, which may be of another server
+            raise AdviceError(f"{folder!r} is there already; give another name, or remove it")
         return cls(
             text("URL"),
             text("MODEL"),
@@ -86,7 +89,7 @@ def outcomes(text: str) -> frozenset[str]:
 def run(variables: Mapping[str, str]) -> int:
     """Judge, leave the files, and return the exit code."""
     inputs = Inputs.of(variables)
-    inputs.folder.mkdir(parents=True, exist_ok=True)
+    inputs.folder.mkdir()
     check_picture(inputs.folder / "evidence.svg")
     try:
         verdict = judge(

@@ -68,7 +68,7 @@ class Compared:
     skipped_texts: int  # whose tokens are not known for sure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """What an audit of a sampler has found; `reasons` are empty if it is innocent as far as was looked."""
 
@@ -83,6 +83,11 @@ class Verdict:
     greedy_places: list[Place]
     compared: Compared | None = None
     repeats: dict[str, int] = field(default_factory=dict)  # requests with a seed asked twice, and how many were equal
+
+    def __repr__(self) -> str:
+        """In short, as where an assert fails: all else would be thousands of numbers."""
+        found = f"guilty: {'; '.join(self.reasons)}" if self.guilty else "nothing found"
+        return f"<Verdict, odds of a false alarm {self.alpha:g}, {self.tokens:,} tokens, {found}>"
 
     @property
     def guilty(self) -> bool:

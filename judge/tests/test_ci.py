@@ -119,6 +119,8 @@ def test_a_server_that_is_down_cannot_be_judged(tmp_path, fail_on, code):
         ({"fail_on": "innocent"}, "fail-on is 'innocent'"),
         ({"fail_on": "never,guilty"}, "fail-on is 'never,guilty'"),
         ({"name": "../x"}, "name is '../x'"),
+        ({"name": ".."}, "name is '..'"),
+        ({"name": "multidraft-judge"}, "'multidraft-judge' is there already"),
     ],
 )
 def test_inputs_that_cannot_be_used_are_red_whatever_is_asked_for(tmp_path, inputs, advice):
