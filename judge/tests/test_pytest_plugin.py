@@ -70,9 +70,7 @@ def test_an_assert_that_fails(judge):
     assert judge(BIASED, check=False, **FEW).innocent
 """)
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        ["E*where False = <Verdict, odds of a false alarm 1e-06, * tokens, guilty: its *"]
-    )
+    result.stdout.fnmatch_lines(["E*where False = <Verdict, odds of a false alarm 1e-06, * tokens, guilty: its *"])
 
 
 def test_what_cannot_be_judged_does_not_pass(run):
