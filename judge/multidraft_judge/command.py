@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from multidraft_judge.defaults import ALPHA, BUDGET_TOKENS, MAX_TOKENS, NUM_LOGPROBS, ROUNDING, TIMEOUT_SECONDS
-from multidraft_judge.errors import AdviceError
+from multidraft_judge.errors import AdviceError, one_line
 
 if TYPE_CHECKING:
     from multidraft_judge.verdict import Verdict
@@ -74,8 +74,7 @@ def with_one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 def say(line: str) -> None:
     """Print an error on one line of limited length, without control characters, which a server may have sent."""
-    line = "".join(character if character.isprintable() else " " for character in " ".join(line.split()))
-    typer.echo(f"{NAME}: {line[:MAX_MESSAGE_CHARACTERS]}", err=True)
+    typer.echo(f"{NAME}: {one_line(line)[:MAX_MESSAGE_CHARACTERS]}", err=True)
 
 
 @with_one_line_errors

@@ -45,6 +45,15 @@ def quote(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def one_line(text: str) -> str:
+    """A text on one line without control characters, which a server may have sent.
+
+    >>> one_line("oh\\n \\x1b[31mno")
+    'oh  [31mno'
+    """
+    return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
+
+
 def check_integer(value: Any, name: str, minimum: int) -> None:
     """Raise unless it is an integer of at least `minimum`, and of a size that others can take."""
     if not is_integer(value) or not minimum <= value <= MAX_INTEGER:

@@ -68,7 +68,7 @@ class Compared:
     skipped_texts: int  # whose tokens are not known for sure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """What an audit of a sampler has found; `reasons` are empty if it is innocent as far as was looked."""
 
@@ -84,10 +84,25 @@ class Verdict:
     compared: Compared | None = None
     repeats: dict[str, int] = field(default_factory=dict)  # requests with a seed asked twice, and how many were equal
 
+    def __repr__(self) -> str:
+        """In short, as where an assert fails: all else would be thousands of numbers."""
+        found = f"guilty: {'; '.join(self.reasons)}" if self.guilty else "nothing found"
+        return f"<Verdict, odds of a false alarm {self.alpha:g}, {self.tokens:,} tokens, {found}>"
+
     @property
     def guilty(self) -> bool:
         """Whether the tokens do not have the law that they should have."""
         return bool(self.reasons)
+
+    @property
+    def innocent(self) -> bool:
+        """Whether nothing was found, which is no proof: a smaller bias than `smallest_bias` may be there."""
+        return not self.guilty
+
+    def smallest_bias(self, score: str) -> float | None:
+        """The smallest bias by a fixed score that the tokens would have shown with 95 %; None of too few tokens."""
+        shifts = [bets.smallest_bias[score] for bets in self.bets if bets.tokens]
+        return min((shift for shift in shifts if shift is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for `--json`."""
@@ -114,10 +129,9 @@ class Verdict:
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])
         for score in FIXED_NAMES:
-            shifts = [bets.smallest_bias[score] for bets in self.bets if bets.tokens]
-            known = [shift for shift in shifts if shift is not None]
-            if score != "surprise" and shifts:
-                what = f"{min(known):.3f}" if known else "none: too few tokens"
+            if score != "surprise" and any(bets.tokens for bets in self.bets):
+                least = self.smallest_bias(score)
+                what = "none: too few tokens" if least is None else f"{least:.3f}"
                 rows.append([f"smallest bias found with 95 %: {score}", "", what])
         return rows
 
