@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING = 8  # prices are computed again after so many steps
 TIME_PLAIN_EVERY, PLAIN_IN_A_ROW = 16, 2  # so many of so many steps have no drafts, until enough of these were timed
+CHAINS_TO_TIME = (1, 3, 7, 15)  # look-ups, with whose roots passes have 2, 4, 8 and 16 tokens
+CHAIN_STEPS, MAX_CHAIN_TRIES = range(4, 8), 8  # of so many steps; of one length, where shorter ones may be found
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
@@ -138,6 +140,7 @@ class Auto(Growing):
         self.has_said_timing = False
         self.has_drafted: bool | None = None  # in the last step
         self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
+        self.chain_tries = Counter[tuple[int, int]]()  # by the profile's restarts and the chain's length
         self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
         self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
@@ -232,8 +235,21 @@ class Auto(Growing):
             is_plain = plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS
             return self.without_drafts if is_plain else self.first_tree
         is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
+        if is_open and self.steps % TIME_PLAIN_EVERY in CHAIN_STEPS and (chain := self.chain_to_time(rows)) is not None:
+            return chain
         is_due = self.steps % TIME_PLAIN_EVERY >= TIME_PLAIN_EVERY - PLAIN_IN_A_ROW
         return self.without_drafts if is_open and is_due and plain_steps < MAX_SAMPLES else None
+
+    def chain_to_time(self, rows: int) -> StaticTree | None:
+        """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled."""
+        if self.kind != "lookup" or rows > 1:
+            return None
+        for length in CHAINS_TO_TIME:
+            is_tried = self.chain_tries[self.profile.restarts, length] >= MAX_CHAIN_TRIES
+            if length <= self.depth and not is_tried and self.profile.chain_count(rows, length) < MIN_STEPS:
+                self.chain_tries[self.profile.restarts, length] += 1
+                return StaticTree(Tree.levels([1] * length))
+        return None
 
     def tries(self, rows: int) -> int:
         """How many steps with so many rows drafted the first tree, to time it, since the profile began anew."""

@@ -20,6 +20,7 @@ MISS_PROBABILITY, MISS_EXPONENT = 0.4, 0.7  # prior: n drafts all miss with prob
 CLASS_POWERS = (0.5, 0.75, 1.0, 1.4, 2.2)  # prior: the power of that probability, by confidence class
 MAX_ACCEPTANCE = 0.998  # estimates of acceptance stay between 1 - this and this
 EVIDENCE_PER_COUNT, EVIDENCE_PER_CLASS = 4, 8  # prior strength of one number of drafts, of one class: times that of all
+MIN_RUNS = 3  # of steps with equal work, from which on their seconds are taken as they are
 HINT_WEIGHT = 0.05  # weight of the hint beside one measured step
 
 RateTable = Float[np.ndarray, "drafts classes"]
@@ -212,18 +213,35 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a step with a fixed number of rows, for all rows together."""
+    """Seconds of a step with a fixed number of rows, for all rows together.
+
+    On a line by drafted nodes, and beside it by what passes took that were timed without a draft model: kernels take
+    eight or sixteen tokens at once, so that some numbers are far dearer, or cheaper, than a line has them.
+    """
 
     plain: float | int  # a step without drafts
     first: float | int  # a step with drafts, without the items below: passes over several tokens cost more
     node: float | int  # per drafted node
     level: float | int = 0.0  # per level that a draft model reads
     read: float | int = 0.0  # per node that it reads
+    beside_line: tuple[tuple[float, float], ...] = ()  # by drafted nodes: the seconds beyond the line's
 
     def seconds(self, work: Work) -> float | int:
         """The seconds of a step that does this work."""
-        rest = self.first + self.node * work.nodes if work.nodes else self.plain
-        return self.level * work.levels + self.read * work.reads + rest
+        return self.level * work.levels + self.read * work.reads + self.plain + self.drafted_seconds(work.nodes)
+
+    def drafted_seconds(self, nodes: float | int) -> float | int:
+        """What so many drafted nodes add to a plain step, without the draft model's work; between those timed a line.
+
+        >>> costs = Costs(50.0, 55.0, 10.0, beside_line=((1, 0.0), (7, 60.0), (15, 20.0)))
+        >>> [costs.drafted_seconds(nodes) for nodes in (0, 1, 4, 7, 15, 16)]
+        [0.0, 15.0, 75.0, 135.0, 175.0, 185.0]
+        """
+        if not nodes:
+            return 0.0
+        places, seconds = [place for place, _ in self.beside_line], [more for _, more in self.beside_line]
+        beside = float(np.interp(nodes, places, seconds)) if places else 0.0
+        return max(self.first - self.plain + self.node * nodes + beside, 0.0)
 
     def with_plain(self, plain: float | int) -> "Costs":
         """The costs where a plain step takes so long; drafts make it longer by as much as before."""
@@ -233,7 +251,8 @@ class Costs:
         """The costs with `factor` times the rows, which put that many times the tokens into every pass."""
         extra, plain = factor - 1, self.plain if factor <= 1 else max(self.plain, self.first)
         step_costs = plain + extra * self.node, self.first + extra * self.node
-        return Costs(*step_costs, factor * self.node, self.level, factor * self.read)
+        timed = tuple(((nodes + 1) / factor - 1, seconds) for nodes, seconds in self.beside_line)  # as many tokens
+        return Costs(*step_costs, factor * self.node, self.level, factor * self.read, timed)
 
 
 DEFAULT_COSTS = Costs(1.0, 1.1, 0.03, 0.15, 0.01)  # prior, in passes of the target
@@ -251,7 +270,13 @@ def fit_costs(samples: Mapping[str, Sequence[Timed]]) -> Costs:
     plain = min(step.beside_model for step in steps if not step.nodes)
     first, node = fit_two_costs([((1, step.nodes), step.beside_model) for step in steps if step.nodes], (1, 0), plain)
     level, read = fit_two_costs([(step[:2], step.draft) for step in steps if step.levels], (node, -plain - first))
-    return Costs(plain, plain + first, node, level, read)
+    looked_up = [(step, runs) for step, runs in zip(steps, groups, strict=True) if step.nodes and not step.levels]
+    beside_line = sorted(
+        (float(step.nodes), step.beside_model - plain - first - node * step.nodes)
+        for step, runs in looked_up
+        if len(runs) >= MIN_RUNS
+    )
+    return Costs(plain, plain + first, node, level, read, tuple(beside_line))
 
 
 def fit_two_costs(

@@ -31,7 +31,8 @@ class Growing(TreePolicy):
         self.limits = PolicyLimits(nodes + 1, counts, nodes if paths is None else 1, shared_paths)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
         self.row_nodes = nodes + 1  # of a row's tree now, with its root
-        self.node_price = self.first_price = 0.0  # of a drafted node; of the first one, in addition
+        self.first_price = 0.0  # of the first drafted node, beside those that are there
+        self.tree_prices = [0.0] * (nodes + MAX_NODE_DRAFTS + depth + 2)  # of so many nodes without that; none is free
         self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
         self.min_certainty = 0.0  # of a root's first draft, where only look-ups are asked
         self.can_look_up = kind != "pass"  # whether certain look-ups would pay
@@ -50,17 +51,23 @@ class Growing(TreePolicy):
         reads `prompt_reads` tokens of a prompt.
         """
         self.rates, price_per_second, self.rows_per_drafting_row = rates, (1 + margin) * rate, 1.0
-        self.node_price = price_per_second * max(costs.node, MIN_NODE_SHARE * costs.plain)
-        self.first_price = price_per_second * (costs.first - costs.plain) + margin * rate * costs.plain
+        first_seconds = max(costs.drafted_seconds(1) - costs.node, 0.0)
+        self.first_price = price_per_second * first_seconds + margin * rate * costs.plain
+        least_price = price_per_second * MIN_NODE_SHARE * costs.plain
+        for nodes in range(1, len(self.tree_prices)):
+            price = price_per_second * (costs.drafted_seconds(nodes) - first_seconds)
+            self.tree_prices[nodes] = max(price, self.tree_prices[nodes - 1] + least_price)
         self.read_price, self.level_price = price_per_second * costs.read, price_per_second * costs.level
-        gains = [max(self.best_count(1.0, accepted, False)[1] - self.first_price, 0.0) for accepted in rates.by_class]
+        gains = [
+            max(self.best_count(0, 1.0, accepted, False)[1] - self.first_price, 0.0) for accepted in rates.by_class
+        ]
         gain = sum(share * gain for share, gain in zip(rates.frequency.tolist(), gains, strict=True))
         if self.kind != "pass":
-            self.can_look_up = self.best_count(1.0, CERTAIN, True)[1] > self.first_price
+            self.can_look_up = self.best_count(0, 1.0, CERTAIN, True)[1] > self.first_price
             self.min_certainty = self.certainty_that_pays()
         self.model_pays = gain > self.level_price + self.read_price * (1 + prompt_reads)
-        chain_price = self.node_price + self.level_price + self.read_price
-        self.model_can_pay = chain_gain(CERTAIN[1], CERTAIN[1], chain_price, self.depth) > self.first_price
+        first_read_price = self.first_price + self.level_price + self.read_price
+        self.model_can_pay = self.path_gain(0, CERTAIN[1], CERTAIN[1], False) > first_read_price
 
     @property
     def asks_model(self) -> bool:
@@ -107,7 +114,7 @@ class Growing(TreePolicy):
         low, high = 0.0, 2.0  # which nothing reaches
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            gain = self.best_count(1.0, acceptance_of_known([min(middle, 1.0)], self.rates.trust), True)[1]
+            gain = self.best_count(0, 1.0, acceptance_of_known([min(middle, 1.0)], self.rates.trust), True)[1]
             low, high = (low, middle) if gain > self.first_price else (middle, high)
         return high if high < 2.0 else math.inf
 
@@ -129,30 +136,41 @@ class Growing(TreePolicy):
         for node in tree.level(depth) if depth < self.depth and len(tree) < self.row_nodes else ():
             parent_law, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
             if parent_law.known_probs is not None or self.kind == "lookup":
-                if (gain := self.best_count(reach, self.acceptance(parent_law), True)[1]) > 0:
+                if (gain := self.best_count(len(tree) - 1, reach, self.acceptance(parent_law), True)[1]) > 0:
                     lookup_nodes[node] = gain
-            elif (gain := self.best_count(reach, self.rates.average, False)[1] - read_price) > 0:
+            elif (gain := self.best_count(len(tree) - 1, reach, self.rates.average, False)[1] - read_price) > 0:
                 model_nodes[node] = gain
         return model_nodes, lookup_nodes
 
-    def best_count(self, reach: float, accepted: Sequence[float], by_lookup: bool) -> tuple[int, float]:
+    def best_count(self, size: int, reach: float, accepted: Sequence[float], by_lookup: bool) -> tuple[int, float]:
         """How many drafts each gain more than their price at a node with this reach, and their gain in sum.
 
-            gain = a - p + sum over j = 1, ..., depth of max(a k^j - c, 0)
-
-        a is the probability that a path ends in this draft rather than in those before it, p the draft's price, k the
-        probability that a drafted chain goes on, and c the price of each token that may follow in one.
+        The row's tree has `size` drafted nodes so far. Each draft may go on as a path (`path_gain`).
         """
-        k = max(accepted[1], COPY_CONTINUES) if by_lookup else self.rates.average[1]
-        padding, total = self.rows_per_drafting_row, 0.0
-        p = padding * self.node_price
-        c = p if by_lookup else p + self.level_price + padding * self.read_price
+        k, total = max(accepted[1], COPY_CONTINUES) if by_lookup else self.rates.average[1], 0.0
         for drafts in range(MAX_NODE_DRAFTS):
             a = reach * (accepted[drafts + 1] - accepted[drafts])
-            if (gain := a - p + chain_gain(a * k, k, c, self.depth)) <= 0:
+            if (gain := self.path_gain(size + drafts, a, k, by_lookup)) <= 0:
                 return drafts, total
             total += gain
         return MAX_NODE_DRAFTS, total
+
+    def path_gain(self, size: int, a: float, k: float, by_lookup: bool) -> float:
+        """The gain of a draft, with the path below it that gains most, beside `size` drafted nodes.
+
+            gain = max over n = 0, ..., depth of  a (1 + k + ... + k^n) - (P(size + 1 + n) - P(size)) - n c
+
+        a is the probability that a path ends in this draft rather than in those before it, k the probability that it
+        goes on, P the price of so many nodes, and c that of the draft model's pass and reading for each one below.
+        """
+        padding, prices = self.rows_per_drafting_row, self.tree_prices
+        c = 0.0 if by_lookup else self.level_price + padding * self.read_price
+        tokens, best = a, a - padding * (prices[size + 1] - prices[size])
+        for below in range(1, self.depth + 1):
+            a *= k
+            tokens += a
+            best = max(best, tokens - padding * (prices[size + 1 + below] - prices[size]) - below * c)
+        return best
 
     def acceptance(self, law: NodeLaw) -> list[float]:
         """Acceptance by number of drafts at a node."""
@@ -186,19 +204,10 @@ class Growing(TreePolicy):
         for node in sorted(reach, key=lambda candidate: -reach[candidate]):
             law = tree.laws[node]
             by_lookup = law.known_probs is not None or self.kind == "lookup"
-            count, gain = self.best_count(reach[node], self.acceptance(law), by_lookup)
+            size = self.row_nodes - room - 1
+            count, gain = self.best_count(size, reach[node], self.acceptance(law), by_lookup)
             if depth == 0 and gain <= self.rows_per_drafting_row * self.first_price:  # the root pays for the tree
                 count = int(self.is_probing and not by_lookup)
             if count := min(count, room):
                 counts[node], room = count, room - count
         return counts
-
-
-def chain_gain(tokens: float, continuation: float, price: float, depth: int) -> float:
-    """What the tokens of a chain gain beyond their price, as long as they do; each has `continuation` of the last's."""
-    gain = 0.0
-    for _ in range(depth):
-        if tokens <= price:
-            break
-        gain, tokens = gain + tokens - price, tokens * continuation
-    return gain

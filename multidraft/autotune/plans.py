@@ -31,7 +31,7 @@ NOTES = logging.getLogger("multidraft")
 LENDING_FIELDS = ("draft", "scheme", "walk")  # of an identity, in which a shipped profile must agree
 MAX_PLAN_BYTES = 4 << 20  # of a plan's file
 LOADED_PROFILES: dict[Path, "Profile"] = {}  # the profiles that this process has used, by file
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 MIN_STEPS = 3  # steps without drafts, and with drafts, that costs are fitted from
 PLAIN = "0/0"  # steps in which no model drafts, and nothing is drafted
 MAX_SAMPLES = 9  # steps with equal work that are kept
@@ -94,15 +94,17 @@ class Profile:
 
     def add(self, rows: int, step: Timed) -> None:
         """Add a timed step."""
-        nodes = math.ceil(step.nodes)
-        kind = f"{step.levels:g}/{nodes if nodes <= EXACT_NODES else -(-nodes // NODES_PER_BUCKET) * NODES_PER_BUCKET}"
-        runs = self.samples.setdefault(rows, {}).setdefault(kind, [])
+        runs = self.samples.setdefault(rows, {}).setdefault(kind_of(step), [])
         runs.append(Timed(*map(float, step)))
         del runs[:-MAX_SAMPLES]
         self.spent[rows] = self.spent.get(rows, 0.0) + step.draft + step.target + step.rest
         self.costs_at.clear()
         if rows not in self.timed_rows:
             del self.timed_rows  # it is computed again
+
+    def chain_count(self, rows: int, length: int) -> int:
+        """How many timed steps are kept with look-ups of about so many tokens in each row."""
+        return len(self.samples.get(rows, {}).get(kind_of(Timed(0, 0, length, 0, 0, 0)), ()))
 
     def step_count(self, rows: int, drafted: bool) -> int:
         """How many timed steps are kept, with drafts or without."""
@@ -174,6 +176,16 @@ class Profile:
             for name, table in vars(profile.at(temperature)).items():
                 table += np.array(tables[name])
         return profile
+
+
+def kind_of(step: Timed) -> str:
+    """The name of the steps that have about the same work.
+
+    >>> kind_of(Timed(0, 0, 3, 0.0, 1.0, 0.0)), kind_of(Timed(2, 3, 15, 0.1, 1.0, 0.0))
+    ('0/3', '2/16')
+    """
+    nodes = math.ceil(step.nodes)
+    return f"{step.levels:g}/{nodes if nodes <= EXACT_NODES else -(-nodes // NODES_PER_BUCKET) * NODES_PER_BUCKET}"
 
 
 def nearest_rows(choices: list[int], rows: int) -> int:

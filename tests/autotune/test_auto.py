@@ -140,6 +140,27 @@ def test_of_a_chain_a_node_is_drafted_as_long_as_it_pays(price: Costs, nodes: in
     assert (record.draft_passes > 0) == (nodes > 0)
 
 
+BUMPY = ((1, 0.0), (3, 6.0), (7, 7.0), (15, 0.0))  # seconds beside a line of two for each node, each worth 0.1 tokens
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "beside_line", "nodes"),
+    [
+        (0.6, (), 3),  # 0.6^n exceeds the price of 0.2, for n up to 3
+        (0.6, BUMPY, 1),  # the second and third node are dear, and those behind them not likely enough
+        (0.95, BUMPY, 15),  # all of them: the sum pays, though nodes in the middle do not
+        (0.95, (*BUMPY[:3], (15, 70.0)), 7),
+    ],
+)
+def test_a_chain_ends_where_passes_are_cheap(
+    acceptance: float, beside_line: tuple[tuple[float, float], ...], nodes: int
+) -> None:
+    price = Costs(10.0, 10.0, 2.0, beside_line=beside_line)
+    policy = growing(rates(acceptance, second=0.0), price, rate=0.1, depth=15)
+    [record] = records(policy, RIGHT, RIGHT, 1)
+    assert len(record.trees[0]) - 1 == nodes
+
+
 LOOKUP = Lookup(10)
 COPYING = LookupThenModel([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
 

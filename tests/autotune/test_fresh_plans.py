@@ -16,9 +16,18 @@ from multidraft_research.cli.tune import compare, measure
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import NO_WORK, PLAIN_IN_A_ROW, PROBE_STEPS, Auto, TreeLimits
+from multidraft.autotune.auto_policy import (
+    CHAIN_STEPS,
+    CHAINS_TO_TIME,
+    NO_WORK,
+    PLAIN_IN_A_ROW,
+    PROBE_STEPS,
+    Auto,
+    TreeLimits,
+)
 from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
 from multidraft.decoding.tree import TokenTree
+from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel
 
 ROW_COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33]
@@ -112,6 +121,19 @@ def test_in_a_batch_whose_number_of_rows_keeps_changing_timing_comes_to_an_end(
         if pass_seconds == CHEAP
         else num_steps_with_drafts(step_records[-30:]) <= 3 * PROBE_STEPS
     )
+
+
+def test_passes_of_sixteen_tokens_are_timed_and_those_between(clock: MadeUpClock) -> None:
+    """With look-ups of a row alone, which are seldom of all these lengths by themselves; then never again."""
+    counts = dict[int, list[int]]()
+    for rows in (1, 2):
+        profile = Profile({})
+        policy = Auto(profile, 1.0, TreeLimits(), 1e6, "lookup")
+        step_records = records(policy, Ticking(clock, PLAIN), Lookup(3), 100, rows)
+        lengths = [len(record.trees[0]) - 1 for record in step_records]
+        counts[rows] = [profile.chain_count(rows, length) for length in CHAINS_TO_TIME]
+        assert lengths.count(1) + lengths.count(3) <= 2 * len(CHAIN_STEPS)
+    assert min(counts[1]) >= MIN_STEPS > min(counts[2])
 
 
 def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpClock) -> None:

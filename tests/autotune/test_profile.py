@@ -125,6 +125,23 @@ def test_seconds_of_trees_come_back(names: tuple[str, ...], close: float) -> Non
         assert fitted.seconds(work(name)) == pytest.approx(REAL.seconds(work(name)), rel=close)
 
 
+PASSES = {1: 0.058, 3: 0.103, 7: 0.186, 15: 0.262}  # seconds by drafted nodes: sixteen tokens are a kernel's own number
+
+
+@pytest.mark.parametrize(("runs", "exact"), [(3, True), (2, False)])
+def test_passes_that_were_timed_often_enough_are_known_as_they_were(runs: int, exact: bool) -> None:
+    groups = {f"0/{nodes}": [Timed(0, 0, nodes, 0.0, seconds, 0.0)] * runs for nodes, seconds in PASSES.items()}
+    fitted = fit_costs({"0/0": [Timed(0, 0, 0, 0.0, 0.052, 0.0)] * 3} | groups)
+    errors = [abs(fitted.seconds(Work(0, 0, nodes)) - seconds) for nodes, seconds in PASSES.items()]
+    assert (max(errors) < 1e-12) is exact
+    if exact:
+        assert fitted.seconds(Work(0, 0, 11)) == pytest.approx((PASSES[7] + PASSES[15]) / 2)
+        four = fitted.scale_rows(4.0)  # with one node in each of four rows the pass has the tokens of seven in one
+        assert four.drafted_seconds(3) - four.drafted_seconds(1) == pytest.approx(
+            fitted.drafted_seconds(15) - fitted.drafted_seconds(7)
+        )
+
+
 def test_an_outlier_is_forgotten_and_nothing_costs_less_than_nothing() -> None:
     plain, drafted = Timed(0, 0, 0, 0, 10.0, 0), [Timed(1, 1, 1, 1.0, spent, 0) for spent in (11.0, 900.0, 11.5)]
     assert fit_costs({"0/0": [plain], "1/1": drafted}).seconds(Work(1, 1, 1)) == pytest.approx(12.0, rel=0.02)
@@ -132,7 +149,7 @@ def test_an_outlier_is_forgotten_and_nothing_costs_less_than_nothing() -> None:
     fitted = fit_costs(
         {str(done): [Timed(*done, draft, 10.0, rest_seconds)] for done, (draft, rest_seconds) in strange.items()}
     )
-    assert min(vars(fitted).values()) >= 0
+    assert min(fitted.plain, fitted.first, fitted.node, fitted.level, fitted.read) >= 0
     plain_costs = fit_costs({"0/0": [Timed(0, 0, 0, 0.1, 10.0, 0.3)], "0/4": [Timed(0, 0, 4, 0.5, 12.0, 0.7)]})
     assert plain_costs.plain == pytest.approx(10.4)
     assert plain_costs.level == plain_costs.read == 0  # no model was asked: that is our work
