@@ -8,6 +8,7 @@ drawn at that node, so the output is exact (docs/theory.md).
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from multidraft.autotune.estimates import DEFAULT, Costs, TreeRates, acceptance_of_known
 from multidraft.decoding.policy import Plan, PolicyLimits, TreePolicy
@@ -32,7 +33,8 @@ class Growing(TreePolicy):
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
         self.row_nodes = nodes + 1  # of a row's tree now, with its root
         self.first_price = 0.0  # of the first drafted node, beside those that are there
-        self.tree_prices = [0.0] * (nodes + MAX_NODE_DRAFTS + depth + 2)  # of so many nodes without that; none is free
+        self.tree_prices = [0.0] * (nodes + MAX_NODE_DRAFTS + depth + 2)  # of so many nodes without that
+        self.least_price = 0.0  # that a node adds
         self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
         self.min_certainty = 0.0  # of a root's first draft, where only look-ups are asked
         self.can_look_up = kind != "pass"  # whether certain look-ups would pay
@@ -53,10 +55,11 @@ class Growing(TreePolicy):
         self.rates, price_per_second, self.rows_per_drafting_row = rates, (1 + margin) * rate, 1.0
         first_seconds = max(costs.drafted_seconds(1) - costs.node, 0.0)
         self.first_price = price_per_second * first_seconds + margin * rate * costs.plain
-        least_price = price_per_second * MIN_NODE_SHARE * costs.plain
-        for nodes in range(1, len(self.tree_prices)):
+        lowest_price, prices = price_per_second * MIN_NODE_SHARE * costs.plain, self.tree_prices
+        for nodes in range(1, len(prices)):
             price = price_per_second * (costs.drafted_seconds(nodes) - first_seconds)
-            self.tree_prices[nodes] = max(price, self.tree_prices[nodes - 1] + least_price)
+            prices[nodes] = max(price, prices[nodes - 1] + lowest_price)
+        self.least_price = min(after - before for before, after in pairwise(prices))
         self.read_price, self.level_price = price_per_second * costs.read, price_per_second * costs.level
         gains = [
             max(self.best_count(0, 1.0, accepted, False)[1] - self.first_price, 0.0) for accepted in rates.by_class
@@ -165,11 +168,15 @@ class Growing(TreePolicy):
         """
         padding, prices = self.rows_per_drafting_row, self.tree_prices
         c = 0.0 if by_lookup else self.level_price + padding * self.read_price
-        tokens, best = a, a - padding * (prices[size + 1] - prices[size])
-        for below in range(1, self.depth + 1):
+        worthless = padding * self.least_price + c  # a token behind which nothing gains any more
+        gain = best = a - padding * (prices[size + 1] - prices[size])
+        for place in range(size + 1, size + 1 + self.depth):
             a *= k
-            tokens += a
-            best = max(best, tokens - padding * (prices[size + 1 + below] - prices[size]) - below * c)
+            if a <= worthless:
+                break
+            gain += a - padding * (prices[place + 1] - prices[place]) - c
+            if gain > best:
+                best = gain
         return best
 
     def acceptance(self, law: NodeLaw) -> list[float]:
