@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from engine_environments import OURS as OUR_ENGINE
 from engine_environments import engine_and_version, environment
-from judged_table import add_lines, line_of
+from judged_table import add_lines, cause, line_of
 from servers import NGRAM, Contestant, running
 from tqdm import tqdm
 
@@ -222,7 +222,7 @@ def row(line: dict[str, Any]) -> str:
     """A row of the table: the bets against the law that is reported, and what was compared with a reference."""
     cells = [line["server"], f"{line['temperature']:g}"]
     if "error" in line:
-        return f"| {' | '.join([*cells, '', line['error'].removeprefix('multidraft: '), '', ''])} |"
+        return f"| {' | '.join([*cells, '', cause(line['error']), '', ''])} |"
     found, bets, compared = line["verdict"], line["verdict"]["bets"][0], line["verdict"]["compared"]
     evidence = f"10^{bets['highest']:.1f}: {'guilty' if found['guilty'] else 'nothing found'}"
     cells += [f"{bets['tokens']:,}", evidence, strongest(bets) if found["guilty"] else ""]

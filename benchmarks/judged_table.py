@@ -1,6 +1,7 @@
 """Verdicts by engine and version: a line each in results/judged.jsonl, and the table of results/judged.md."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def line_of(engine: str, version: str, drafts: str, kept: Line) -> Line:
     found = kept.get("verdict")
     line = {"engine": engine, "version": version, "drafts": drafts, "temperature": kept["temperature"]}
     if found is None:
-        line |= {"verdict": CANNOT, "tokens": 0, "evidence": kept["error"].removeprefix("multidraft: ")}
+        line |= {"verdict": CANNOT, "tokens": 0, "evidence": cause(kept["error"])}
     else:
         powers = [bets["highest"] for bets in found["bets"] if bets["tokens"]]
         evidence = found["reasons"] or [f"bets 10^{max(powers):.1f}" if powers else "no greedy token is unlikely"]
@@ -26,6 +27,15 @@ def line_of(engine: str, version: str, drafts: str, kept: Line) -> Line:
         line |= {"verdict": verdict, "tokens": found["tokens"], "evidence": evidence[0]}
     hardware = {name: kept[name] for name in ("cpu", "vectors", "threads", "gpu") if name in kept}
     return line | {"day": kept["date"], "commit": kept["commit"], "hardware": hardware}
+
+
+def cause(error: str) -> str:
+    """An error without the name of the program that printed it.
+
+    >>> cause("multidraft-judge: it gives no log-probabilities: none")
+    'it gives no log-probabilities: none'
+    """
+    return re.sub(r"^multidraft(-judge)?: ", "", error)
 
 
 def add_lines(folder: Path, lines: Iterable[Line]) -> None:

@@ -29,7 +29,7 @@ def test_lines_say_what_was_found():
     assert (innocent["verdict"], innocent["tokens"], innocent["evidence"]) == ("nothing found", 2010, "bets 10^0.2")
     assert (guilty["verdict"], guilty["tokens"], guilty["evidence"]) == ("guilty", 1619, "its tokens are biased")
     assert line("1", 0.0, verdict=GREEDY)["evidence"] == "no greedy token is unlikely"
-    failed = line("1", 1.0, error="multidraft: it gives no log-probabilities")
+    failed = line("1", 1.0, error="multidraft-judge: it gives no log-probabilities")
     assert (failed["verdict"], failed["evidence"]) == ("cannot be judged", "it gives no log-probabilities")
     assert failed["hardware"] == {"cpu": "one", "vectors": "AVX2", "threads": 1, "gpu": None}
 
