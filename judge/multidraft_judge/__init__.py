@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multidraft_judge.errors import AdviceError
     from multidraft_judge.judgement import judge
-    from multidraft_judge.measuring.measurement import Measurement, measure
+    from multidraft_judge.measuring.measurement import measure
+    from multidraft_judge.measuring.rows import Measurement
     from multidraft_judge.prompts import Prompt
     from multidraft_judge.references.reference import Reference
     from multidraft_judge.verdict import Verdict
@@ -15,7 +16,7 @@ __all__ = ["AdviceError", "Measurement", "Prompt", "Reference", "Verdict", "judg
 __version__ = "0.2.0"
 
 HOMES = {"AdviceError": "errors", "Reference": "references.reference", "Verdict": "verdict", "judge": "judgement"}
-HOMES |= {"Measurement": "measuring.measurement", "Prompt": "prompts", "measure": "measuring.measurement"}
+HOMES |= {"Measurement": "measuring.rows", "Prompt": "prompts", "measure": "measuring.measurement"}
 
 
 def __getattr__(name: str) -> object:

@@ -12,7 +12,7 @@ from multidraft_judge import AdviceError, Prompt, measure
 from multidraft_judge.command import app
 from multidraft_judge.measuring.chunks import Answer, Chunk
 from multidraft_judge.measuring.estimates import pooled_ratio
-from multidraft_judge.measuring.measurement import NO_DRAFTS_SEEN, PLAIN_IN_CHUNKS
+from multidraft_judge.measuring.rows import NO_DRAFTS_SEEN, PLAIN_IN_CHUNKS
 from multidraft_judge.prompts import read_prompts
 from typer.testing import CliRunner
 
@@ -180,6 +180,7 @@ def test_servers_that_cannot_be_measured(server, advice):
         {"temperatures": [-1]},
         {"max_tokens": 1},
         {"prompts": [""]},
+        {"prompts": []},
     ],
 )
 def test_bad_settings(settings):

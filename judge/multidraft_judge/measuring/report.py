@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from multidraft_judge.measuring.measurement import TEMPERATURES, Measurement, measure
+from multidraft_judge.measuring.measurement import TEMPERATURES, measure
+from multidraft_judge.measuring.rows import Measurement
 from multidraft_judge.prompts import default_prompts, read_prompts
 
 WIDTH = 1000  # of a table that is not shown on a screen
