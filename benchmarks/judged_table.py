@@ -30,12 +30,14 @@ def line_of(engine: str, version: str, drafts: str, kept: Line) -> Line:
 
 
 def cause(error: str) -> str:
-    """An error without the name of the program that printed it.
+    """An error without the name of the program that printed it, and without the place of a log.
 
     >>> cause("multidraft-judge: it gives no log-probabilities: none")
     'it gives no log-probabilities: none'
+    >>> cause("the server 'x' did not begin (no wheel); see /tmp/x.log, or leave it out")
+    "the server 'x' did not begin (no wheel)"
     """
-    return re.sub(r"^multidraft(-judge)?: ", "", error)
+    return re.sub(r"^multidraft(-judge)?: |; see /.*$", "", error)
 
 
 def add_lines(folder: Path, lines: Iterable[Line]) -> None:
