@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from multidraft.errors import AdviceError
 
 BEGIN, END = "<!-- begin: table by version -->", "<!-- end: table by version -->"
@@ -66,7 +68,7 @@ def table(lines: Iterable[Line]) -> str:
     temperatures = sorted({temperature for row in rows.values() for temperature in row})
     head = ["engine", "version", "drafts", *(f"T = {temperature:g}" for temperature in temperatures), "day, commit"]
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for key, row in sorted(rows.items()):
+    for key, row in sorted(rows.items(), key=lambda item: (item[0][0], Version(item[0][1]), item[0][2])):
         latest = max(row.values(), key=lambda line: line["day"])
         cells = [cell(row[temperature]) if temperature in row else "" for temperature in temperatures]
         cells.append(f"{latest['day']}, {latest['commit']}")

@@ -37,7 +37,7 @@ def test_lines_say_what_was_found():
 def test_the_table_is_written_between_its_markers(tmp_path):
     page = tmp_path / judged_table.PAGE
     page.write_text(f"before\n{judged_table.BEGIN}\nold\n{judged_table.END}\nafter\n")
-    lines = [line("2", 0.0, verdict=GREEDY), line("2", 1.0, verdict=GUILTY), line("1", 1.0, error="no")]
+    lines = [line("1.10", 0.0, verdict=GREEDY), line("1.10", 1.0, verdict=GUILTY), line("1.9", 1.0, error="no")]
     for _ in range(2):  # lines that are there are not added again
         judged_table.add_lines(tmp_path, lines)
     assert judged_table.read_lines(tmp_path / judged_table.FILE) == lines
@@ -47,13 +47,13 @@ def test_the_table_is_written_between_its_markers(tmp_path):
         "",
         "| engine | version | drafts | T = 0 | T = 1 | day, commit |",
         "|---|---|---|---|---|---|",
-        "| toy | 1 | none |  | cannot be judged | 2026-11-27, abc |",
-        "| toy | 2 | none | nothing found (512) | **guilty** (1,619) | 2026-11-27, abc |",
+        "| toy | 1.9 | none |  | cannot be judged | 2026-11-27, abc |",
+        "| toy | 1.10 | none | nothing found (512) | **guilty** (1,619) | 2026-11-27, abc |",
         "",
         judged_table.END,
         "after",
     ]
-    judged_table.add_lines(tmp_path, [line("2", 1.0, verdict=INNOCENT)])  # a later verdict takes the row's place
+    judged_table.add_lines(tmp_path, [line("1.10", 1.0, verdict=INNOCENT)])  # a later verdict takes the row's place
     assert "| nothing found (512) | nothing found (2,010) |" in page.read_text()
     assert len(judged_table.read_lines(tmp_path / judged_table.FILE)) == 4
 
