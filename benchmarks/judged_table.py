@@ -32,14 +32,16 @@ def line_of(engine: str, version: str, drafts: str, kept: Line) -> Line:
 
 
 def cause(error: str) -> str:
-    """An error without the name of the program that printed it, and without the place of a log.
+    """An error without the name of the program that printed it, the server's address, and the place of a log.
 
     >>> cause("multidraft-judge: it gives no log-probabilities: none")
     'it gives no log-probabilities: none'
     >>> cause("the server 'x' did not begin (no wheel); see /tmp/x.log, or leave it out")
     "the server 'x' did not begin (no wheel)"
+    >>> cause("http://127.0.0.1:46139 gives no log-probabilities")
+    'the server gives no log-probabilities'
     """
-    return re.sub(r"^multidraft(-judge)?: |; see /.*$", "", error)
+    return re.sub(r"http://127\.0\.0\.1:\d+", "the server", re.sub(r"^multidraft(-judge)?: |; see /.*$", "", error))
 
 
 def add_lines(folder: Path, lines: Iterable[Line]) -> None:
