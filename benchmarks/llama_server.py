@@ -40,7 +40,8 @@ def settings(options: argparse.Namespace) -> "xllamacpp.CommonParams":
     elif drafts != "none":
         speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         speculative.draft.mparams.path, speculative.draft.n_max = path, options.drafted
-        speculative.draft.probabilistic = drafts == "probabilistic"
+        if drafts == "probabilistic":  # which versions before October 2026 do not have
+            speculative.draft.probabilistic = True
     return params
 
 

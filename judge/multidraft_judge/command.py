@@ -1,5 +1,7 @@
 """The command `multidraft-judge`: whether a server is lossless, by what it reports and by what a reference knows.
 
+With --measure it says instead how many tokens its chunks have, and how fast they come.
+
 Where multidraft is installed, `multidraft judge` is the same function, which this package names as an entry point.
 """
 
@@ -23,12 +25,18 @@ if TYPE_CHECKING:
     from multidraft_judge.verdict import Verdict
 
 NAME = "multidraft-judge"
-ASKING, EVIDENCE, OUTPUT = "Requests", "Evidence", "Output"
+ASKING, EVIDENCE, MEASURING, OUTPUT = "Requests", "Evidence", "Measuring", "Output"
+FOR_A_VERDICT = (
+    *("reference", "reference_model", "budget_tokens", "top_p", "top_k", "presence_penalty", "frequency_penalty"),
+    *("logprobs", "alpha", "rounding", "reported", "plot"),
+)
 GUILTY, CANNOT_JUDGE, BROKEN, STOPPED, TERMINATED = 1, 2, 70, 130, 143  # exit codes
 MAX_MESSAGE_CHARACTERS = 600
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 MODEL_HELP = "The same model, to be loaded here, which needs multidraft: a folder, a hub name, a GGUF file, smollm2."
 PROMPTS_HELP = 'File with one {"prompt"} a line, or {"turns"} as in Spec-Bench. Default: 24 of several kinds.'
+TEMPERATURE_HELP = "0 for greedy texts only. Default: 1. With --measure it may be repeated; default: 0 and 1."
+MEASURE_HELP = "Measure tokens a chunk and speed, in place of a verdict."
 REPORTED_HELP = "Which law's logarithms the server lists: sampled, temperature or raw. Default: as its kind does."
 
 
@@ -79,6 +87,7 @@ def say(line: str) -> None:
 
 @with_one_line_errors
 def judge(
+    context: typer.Context,
     url: Annotated[
         str, typer.Argument(metavar="URL", help="Of an OpenAI-compatible server, as http://127.0.0.1:8000.")
     ],
@@ -91,7 +100,7 @@ def judge(
     limit: Annotated[int | None, option("Only the first N prompts of the file.", ASKING, min=1)] = None,
     budget_tokens: Annotated[int, option("Tokens to ask for at most.", ASKING, min=1)] = BUDGET_TOKENS,
     max_tokens: Annotated[int, option("New tokens of a request.", ASKING, min=1)] = MAX_TOKENS,
-    temperature: Annotated[float, option("0 for greedy texts only.", ASKING, min=0)] = 1.0,
+    temperature: Annotated[list[float] | None, option(TEMPERATURE_HELP, ASKING, min=0)] = None,
     top_p: Annotated[float, option("As the server samples.", ASKING, min=0, max=1)] = 1.0,
     top_k: Annotated[int, option("As the server samples; 0 for all tokens.", ASKING, min=0)] = 0,
     presence_penalty: Annotated[float, option("Sent along, as by OpenAI's API.", ASKING, min=-2, max=2)] = 0.0,
@@ -108,16 +117,30 @@ def judge(
         float, option("Factor by which probabilities may be off: 0.01 for bfloat16.", EVIDENCE, min=0, max=1)
     ] = ROUNDING,
     reported: Annotated[str | None, option(REPORTED_HELP, EVIDENCE)] = None,
+    is_measured: Annotated[bool, option(MEASURE_HELP, MEASURING, "--measure")] = False,
+    plain: Annotated[
+        str | None, option("URL of the same model served without drafts, which is timed by turns.", MEASURING)
+    ] = None,
     out: Annotated[Path | None, option("Folder for answers; the same command resumes there.", OUTPUT)] = None,
     plot: Annotated[Path | None, option("Draw the evidence over tokens: .svg, .png or .pdf.", OUTPUT)] = None,
     as_json: Annotated[bool, option("Print JSON, and progress on stderr.", OUTPUT, "--json")] = False,
 ) -> None:
     """Judge from outside whether a server is lossless. Exits with 0 if nothing is found, 1 if it is guilty,
-    2 if it cannot be judged."""
-    if reference is not None and reference_model is not None:
-        raise AdviceError("--reference and --reference-model are two references; give one")
+    2 if it cannot be judged. With --measure there is no verdict: 0, or 2."""
     if limit is not None and prompts is None:
         raise AdviceError("--limit is for --prompts FILE; pass it, too, or leave it out")
+    if is_measured:
+        from multidraft_judge.measuring.report import measure_and_show
+
+        check_measuring_options(context)
+        measure_and_show(url, model, plain, prompts, limit, temperature, max_tokens, timeout, api_key, out, as_json)
+        return
+    if plain is not None:
+        raise AdviceError("--plain is for --measure; pass it, too, or leave it out (a verdict takes --reference)")
+    if temperature is not None and len(temperature) > 1:
+        raise AdviceError("a verdict is on one temperature; give one, or --measure")
+    if reference is not None and reference_model is not None:
+        raise AdviceError("--reference and --reference-model are two references; give one")
 
     from rich.console import Console
     from rich.progress import Progress
@@ -129,7 +152,8 @@ def judge(
 
     if plot is not None:
         check_picture(plot)
-    kind, texts = reported_law(reported), None if prompts is None else read_prompts(prompts, limit)
+    kind = reported_law(reported)
+    texts = None if prompts is None else [prompt.text for prompt in read_prompts(prompts, limit)]
     source: Any = reference
     if reference_model is not None:
         from multidraft_judge.references.model import load_reference
@@ -145,7 +169,7 @@ def judge(
             prompts=texts,
             budget_tokens=budget_tokens,
             alpha=alpha,
-            temperature=temperature,
+            temperature=temperature[0] if temperature else 1.0,
             top_p=top_p,
             top_k=top_k,
             presence_penalty=presence_penalty,
@@ -164,6 +188,15 @@ def judge(
     typer.echo(json.dumps(verdict.as_json(), indent=2)) if as_json else show(verdict)
     if verdict.guilty:
         raise typer.Exit(GUILTY)
+
+
+def check_measuring_options(context: typer.Context) -> None:
+    """Raise if an option was given that only a verdict takes."""
+    for name in FOR_A_VERDICT:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            word = f"--{name.replace('_', '-')}"
+            raise AdviceError(f"{word} is for a verdict, and --measure gives none; leave one of them out")
 
 
 def show(verdict: "Verdict") -> None:

@@ -24,6 +24,14 @@ def make_folder(folder: Path) -> None:
         raise AdviceError(f"cannot write to --out {str(folder)!r} ({error.strerror}); choose another folder") from None
 
 
+def folder_of(out: str | Path | None) -> Path | None:
+    """The folder for answers, which is made if it is not there."""
+    if out is None:
+        return None
+    make_folder(Path(out))
+    return Path(out)
+
+
 class Journal:
     """Records in a file that begins with the `header` that they depend on; one process at a time may open it.
 

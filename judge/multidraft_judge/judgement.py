@@ -1,10 +1,8 @@
 """`judge`: ask a sampler, weigh its answers until it is guilty or the tokens are used up, and return the verdict."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,13 @@ from multidraft_judge.defaults import ALPHA, BUDGET_TOKENS, MAX_TOKENS, NUM_LOGP
 from multidraft_judge.errors import AdviceError, check_integer, check_number, is_number, quote
 from multidraft_judge.evidence.laws import Reported, Settings, reported_law
 from multidraft_judge.evidence.observation import Ask
-from multidraft_judge.journal import make_folder
+from multidraft_judge.journal import folder_of
+from multidraft_judge.prompts import default_prompts, digest
 from multidraft_judge.references.model import ModelReference
 from multidraft_judge.references.reference import Reference
 from multidraft_judge.references.server import ServerReference
 from multidraft_judge.verdict import Verdict
 
-PROMPTS = Path(__file__).parent / "prompts.jsonl"
 REPEATS = 4  # requests with a seed that are made twice
 FIRST_REPEAT = 10**9  # their indices
 MAX_EMPTY_WAVES = 8
@@ -68,7 +66,7 @@ def judge(
     (True, ['its tokens are not drawn from the law that it reports'])
     """
     check(budget_tokens, alpha, temperature, top_p, top_k, max_tokens, num_logprobs, rounding, reported)
-    texts = default_prompts() if prompts is None else list(prompts)
+    texts = [prompt.text for prompt in default_prompts()] if prompts is None else list(prompts)
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise AdviceError("prompts must be texts that are not empty; give at least one")
     connect = partial(Client, num_logprobs=num_logprobs, timeout=float(timeout), api_key=api_key, transport=transport)
@@ -179,21 +177,3 @@ def check_reference(reference: Reference, settings: Settings) -> None:
             f"the server lists {settings.reported} log-probabilities, the reference {reference.reported} ones, which "
             "agree at temperature 1 without top-k and top-p only; leave these out"
         )
-
-
-def default_prompts() -> list[str]:
-    """The prompts that come with the package."""
-    return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-
-
-def digest(texts: Sequence[str]) -> str:
-    """A short hash of the prompts."""
-    return sha256(json.dumps(list(texts)).encode()).hexdigest()[:16]
-
-
-def folder_of(out: str | Path | None) -> Path | None:
-    """The folder for answers, which is made if it is not there."""
-    if out is None:
-        return None
-    make_folder(Path(out))
-    return Path(out)

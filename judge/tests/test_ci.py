@@ -22,7 +22,7 @@ from sampled import FakeServer, mixed, speculative
 ACTION = yaml.safe_load((Path(__file__).parents[1] / "action.yml").read_text())
 STEPS = ACTION["runs"]["steps"]
 (STEP,) = (step for step in STEPS if step.get("id") == "judge")
-KEY = "a key that nobody may see"
+KEY = "a-key-that-nobody-may-see"
 
 
 @contextmanager

@@ -80,7 +80,10 @@ CHOICE = Object(
     {"text": Text(most=2**26), "finish_reason": Text(), "logprobs": LOGPROBS, "token_ids": IDS, "prompt_token_ids": IDS}
     | {"prompt_logprobs": Items(SCORED, MAX_ITEMS)}
 )
-ANSWER = Object({"choices": Items(CHOICE, 128), "usage": Object({"completion_tokens": Whole(0, 2**40)})})
+TIMINGS = Object({"predicted_n": Whole(0, 2**40), "predicted_ms": Number(0, math.inf)})  # llama.cpp's
+ANSWER = Object(
+    {"choices": Items(CHOICE, 128), "usage": Object({"completion_tokens": Whole(0, 2**40)}), "timings": TIMINGS}
+)
 
 
 @dataclass(frozen=True)
