@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from multidraft_judge.asking.dialects import CERTAINTY_TOLERANCE
 from multidraft_judge.errors import AdviceError
 from multidraft_judge.evidence import greedy
-from multidraft_judge.evidence.bets import Evidence
+from multidraft_judge.evidence.bets import LARGEST_BIAS, Evidence
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import Completion, Token, observe
 from multidraft_judge.evidence.places import Place
@@ -18,6 +17,11 @@ MAX_TEXTS_FOR_ROUNDING = 8
 UNLISTED_ADVICE = (
     "the server lists no likeliest tokens beside {} of {} tokens, as llama.cpp does for accepted drafts; only a "
     "reference can judge it: give --reference or --reference-model"
+)
+TOO_CERTAIN_ADVICE = (
+    "{} cannot be judged: in {:,} tokens its lists leave {:.3f} nats a token open, at {:.1%} of the places, too little "
+    "to find a shift by {:g} of the likeliest token's probability; raise --budget-tokens, have it list what it samples "
+    "from, or give a reference"
 )
 
 
@@ -31,7 +35,6 @@ class Case:
         self.referenced: Evidence | None = None  # from when the reference's rounding is known
         self.reference_rounding = 0.0
         self.is_listed = True  # bets on reported laws go on
-        self.drawn_tokens = self.certain_tokens = 0  # at a temperature above 0
         self.tokens = self.texts = self.greedy_tokens = self.compared_tokens = self.skipped = self.texts_found = 0
         self.greedy_places, self.places, self.impossible = list[Place](), list[Place](), list[Place]()
 
@@ -39,6 +42,9 @@ class Case:
         """Weigh the answers of a wave."""
         self.texts += len(completions)
         self.tokens += sum(len(completion.tokens) for completion in completions)
+        self.greedy_tokens += sum(
+            len(completion.tokens) for completion in completions if not completion.ask.temperature
+        )
         self.check_lists(completions)
         for completion in completions:
             if self.is_listed:
@@ -56,11 +62,8 @@ class Case:
     def add_reported(self, completion: Completion) -> None:
         """Weigh one answer by what the server itself reports."""
         if completion.ask.temperature == 0:
-            self.greedy_tokens += len(completion.tokens)
             self.greedy_places += greedy.unlikely(completion, 2 * self.rounding)
             return
-        self.drawn_tokens += len(completion.tokens)
-        self.certain_tokens += sum(token.logprob > -CERTAINTY_TOLERANCE for token in completion.tokens)
         for seen in observe(completion, self.settings):
             self.reported.add(seen)
         self.impossible += [
@@ -96,13 +99,19 @@ class Case:
             for seen in observe(completion, self.settings, scored):
                 evidence.add(seen)
 
-    def check_uncertain(self, subject: str) -> None:
-        """Raise where a sampler says of all that it has drawn that nothing else could have come: no bet can lose."""
-        if self.reference is None and 0 < self.drawn_tokens == self.certain_tokens:
-            raise AdviceError(
-                f"{subject} cannot be judged: it lists log-probability 0 for all {self.drawn_tokens:,} tokens that it "
-                "drew at a temperature above 0; have it list what it samples from, or give a reference"
-            )
+    def check_open(self, subject: str) -> None:
+        """Raise where nothing was found, and the laws left too little open to find much: no acquittal from that."""
+        evidence = [laws for laws in (self.reported if self.is_listed else None, self.referenced) if laws is not None]
+        if self.reasons or not self.drawn_tokens or any(laws.can_acquit(self.part_alpha) for laws in evidence):
+            return
+        laws = max(evidence, key=lambda laws: laws.entropy)
+        rates = laws.entropy / self.drawn_tokens, laws.open_tokens / self.drawn_tokens
+        raise AdviceError(TOO_CERTAIN_ADVICE.format(subject, self.drawn_tokens, *rates, LARGEST_BIAS))
+
+    @property
+    def drawn_tokens(self) -> int:
+        """How many tokens came at a temperature above 0."""
+        return self.tokens - self.greedy_tokens
 
     @property
     def reasons(self) -> list[str]:

@@ -100,7 +100,7 @@ def judge(
     asking = Asking(asked, settings, folder_of(out), {"judge": 1, "subject": name} | facts)
     case = Case(settings, alpha, rounding, reference)
     gather_evidence(case, asking, plan, budget_tokens, progress)
-    case.check_uncertain(name)
+    case.check_open(name)
     repeats = repeat(asking, texts, max_tokens, float(temperature)) if isinstance(asked, Client) else {}
     return case.verdict(name, facts, repeats)
 

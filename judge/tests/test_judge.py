@@ -118,7 +118,7 @@ def test_a_slow_server():
 def test_a_busy_server_is_waited_for_so_many_times():
     server = FakeServer()
     server.busy = clients.MAX_TRIES - 1
-    assert not judged(server, budget_tokens=24).guilty
+    assert not judged(server).guilty
     server.busy = 10 * clients.MAX_TRIES
     with pytest.raises(AdviceError, match="too busy; try again later"):
         judged(server)
@@ -160,7 +160,7 @@ def test_likely_parts_of_characters_are_no_missing_list():
 
     server = FakeServer()
     server.change = broken
-    verdict = judged(server)
+    verdict = judged(server, alpha=1e-3)
     assert verdict.reasons == []
     assert 0 < verdict.bets[0].tokens < verdict.tokens
 
