@@ -1,4 +1,4 @@
-"""Our server over HTTP: innocent as it is, also by its reference; guilty with each of eight faults built in."""
+"""Our server over HTTP: innocent as it is, also by its reference; guilty with each of the faults built in."""
 
 import pytest
 from decoded import readers
