@@ -18,6 +18,10 @@ UNLISTED_ADVICE = (
     "the server lists no likeliest tokens beside {} of {} tokens, as llama.cpp does for accepted drafts; only a "
     "reference can judge it: give --reference or --reference-model"
 )
+UNREAD_ADVICE = (
+    "{} cannot be judged: the reference reads none of its {} texts as the tokens that came; use --reference-model, or "
+    "a server that says the ids of its tokens"
+)
 TOO_CERTAIN_ADVICE = (
     "{} cannot be judged: in {:,} tokens its lists leave {:.3f} nats a token open, at {:.1%} of the places, too little "
     "to find a shift by {:g} of the likeliest token's probability; raise --budget-tokens, have it list what it samples "
@@ -74,16 +78,15 @@ class Case:
 
     def add_referenced(self, reference: Reference, completions: Sequence[Completion]) -> None:
         """Weigh answers by what the reference says of the same tokens."""
-        if self.referenced is None:
-            sample = [*completions] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
+        scores = reference.score(completions, self.settings, len(completions))
+        pairs = [(c, scored) for c, scored in zip(completions, scores, strict=True) if scored is not None]
+        self.skipped += len(completions) - len(pairs)
+        if self.referenced is None and pairs:
+            sample = [c for c, _ in pairs] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
             self.reference_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
             self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
-        for completion, scored in zip(
-            completions, reference.score(completions, self.settings, len(completions)), strict=True
-        ):
-            if scored is None:
-                self.skipped += 1
-            else:
+        for completion, scored in pairs:
+            if self.referenced is not None:
                 self.add_scored(completion, scored, self.referenced)
 
     def add_scored(self, completion: Completion, scored: list[Token], evidence: Evidence) -> None:
@@ -101,6 +104,8 @@ class Case:
 
     def check_open(self, subject: str) -> None:
         """Raise where nothing was found, and the laws left too little open to find much: no acquittal from that."""
+        if self.reference is not None and not self.compared_tokens and not self.reasons:
+            raise AdviceError(UNREAD_ADVICE.format(subject, self.skipped))
         evidence = [laws for laws in (self.reported if self.is_listed else None, self.referenced) if laws is not None]
         if self.reasons or not self.drawn_tokens or any(laws.can_acquit(self.part_alpha) for laws in evidence):
             return

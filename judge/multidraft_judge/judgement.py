@@ -91,6 +91,8 @@ def judge(
     settings.check()
     if isinstance(reference, str):
         reference = ServerReference(connect(reference, model or ""))
+        if isinstance(asked, Client):
+            reference.check_prompts(asked, texts)
     if isinstance(reference, ModelReference):
         reference.reported = settings.reported  # it can list any
     if reference is not None:

@@ -119,6 +119,8 @@ class Verdict:
         ]
         if self.compared is not None:
             difference = f"{len(self.compared.places)} differ by more than {self.compared.tolerance:.2g}"
+            if self.compared.skipped_texts:
+                difference += f"; {self.compared.skipped_texts} texts left out, which it reads as other tokens"
             rows.append(["log-probabilities, reference", f"{self.compared.tokens:,}", difference])
         found = f"{len(self.greedy_places)} are not the likeliest" if self.greedy_tokens else "not tried"
         rows.append(["greedy tokens", f"{self.greedy_tokens:,}", found])

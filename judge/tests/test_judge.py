@@ -1,19 +1,24 @@
 """`judge` and `multidraft judge` against a fake server: verdicts, exit codes, errors of one line, resuming."""
 
+import itertools
 import json
 import math
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
 import pytest
 from multidraft_judge.asking import client as clients
 from multidraft_judge.asking.answers import completion_of
+from multidraft_judge.asking.client import Client
 from multidraft_judge.command import app
 from multidraft_judge.errors import AdviceError
 from multidraft_judge.evidence.observation import Ask, Token
 from multidraft_judge.judgement import judge as judge_subject
 from multidraft_judge.references.reference import Reference, differences
+from multidraft_judge.references.server import ServerReference
 from sampled import LETTERS, FakeServer, listed, mixed, plain, speculative, target
 from typer.testing import CliRunner
 
@@ -160,7 +165,7 @@ def test_likely_parts_of_characters_are_no_missing_list():
 
     server = FakeServer()
     server.change = broken
-    verdict = judged(server, alpha=1e-3)
+    verdict = judged(server, max_tokens=48, budget_tokens=1200)
     assert verdict.reasons == []
     assert 0 < verdict.bets[0].tokens < verdict.tokens
 
@@ -320,12 +325,65 @@ def test_rounding_is_learnt_from_the_reference_against_itself():
 def test_a_reference_with_another_tokenizer(network, prompts):
     network["fake"], network["other"] = FakeServer(), FakeServer()
 
-    def joined(choice):
-        lists = {name: values[:1] for name, values in choice["logprobs"].items()}
-        return choice | {"logprobs": lists | {"tokens": ["".join(choice["logprobs"]["tokens"])]}}
+    network["other"].change = joined("ab")
+    ends_with_advice(judge(prompts, "--reference", "http://other"), "they read the prompt 'ab' as other tokens")
 
-    network["other"].change = joined
-    ends_with_advice(judge(prompts, "--reference", "http://other"), "the reference has another tokenizer")
+
+def joined(pair: str) -> Callable[[dict], dict]:
+    """A tokenizer to which two letters are one token."""
+
+    def change(choice: dict) -> dict:
+        lists = choice["logprobs"]
+        text = "".join(lists["tokens"])
+        places = [match.start() for match in re.finditer(f"{pair}|.", text)]
+        tokens = [text[start:end] for start, end in itertools.pairwise([*places, len(text)])]
+        values = {name: [lists[name][place] for place in places] for name in ("token_logprobs", "top_logprobs")}
+        return choice | {"logprobs": values | {"tokens": tokens}}
+
+    return change
+
+
+def renamed(choice: dict) -> dict:
+    """A choice that writes all tokens in another way."""
+    lists = choice["logprobs"]
+    tops = [{letter.upper(): value for letter, value in top.items()} for top in lists["top_logprobs"]]
+    return choice | {"logprobs": lists | {"tokens": [*map(str.upper, lists["tokens"])], "top_logprobs": tops}}
+
+
+def biased(context: str, rng: random.Random) -> str:
+    """A step with a hidden bias on d."""
+    return "d" if rng.random() < 0.8 else plain(context, rng)
+
+
+def test_answers_that_do_not_tokenise_back_are_left_out(network, prompts):
+    """By ids they are not; a biased server, all of whose texts are such, is guilty either way."""
+    network["fake"], network["other"] = FakeServer(plain), FakeServer()
+    network["other"].change = joined("cd")
+    left_out = judge(prompts, "--reference", "http://other")
+    assert left_out.exit_code == 0, left_out.output
+    assert re.search(
+        r"0 differ by more than 0.001; \d+ texts left out, which it reads as other tokens", left_out.stdout
+    )
+    network["fake"].step = biased
+    network["other"].change = joined("dd")
+    assert "not drawn from the law that it reports" in judge(prompts, "--reference", "http://other").stdout
+    network["fake"].step = lambda context, rng: "d"
+    report = judge(prompts, "--reference", "http://other", "--json")
+    assert (report.exit_code, "reports" in report.stdout) == (1, True), report.output
+
+
+def test_where_both_say_ids_all_answers_are_compared():
+    server, other = FakeServer(plain), FakeServer()
+    server.says_ids = True
+    other.change = renamed
+    reference = ServerReference(Client(URL, "toy", 4, transport=other.transport))
+    verdict = judged(server, reference=reference)
+    assert verdict.reasons == []
+    assert (verdict.compared.skipped_texts, verdict.compared.tokens) == (0, verdict.tokens)
+    assert {type(body["prompt"]) for body in other.bodies} == {list}
+    server.says_ids = False  # the twin: by texts none is
+    with pytest.raises(AdviceError, match="reads none of its 28 texts as the tokens that came"):
+        judged(server, reference=reference)
 
 
 def test_a_model_with_another_tokenizer(network, prompts):
