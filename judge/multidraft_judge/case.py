@@ -9,7 +9,15 @@ from multidraft_judge.evidence.bets import LARGEST_BIAS, Evidence
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import Completion, Token, observe
 from multidraft_judge.evidence.places import Place
-from multidraft_judge.references.reference import MARGIN, MIN_PLACES, WIDTHS, Reference, differences, rounding_of
+from multidraft_judge.references.reference import (
+    MARGIN,
+    MIN_PLACES,
+    WIDTHS,
+    Reference,
+    differences,
+    rounding_of,
+    server_rounding,
+)
 from multidraft_judge.verdict import MAX_PLACES, Bets, Compared, Verdict
 
 IMPOSSIBLE_LOGPROB = -46.0  # log-probability: among 1e5 tokens one of 1e5 such tokens comes once in 1e10 audits
@@ -84,6 +92,8 @@ class Case:
         if self.referenced is None and pairs:
             sample = [c for c, _ in pairs] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
             self.reference_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
+            if reference.is_float32:
+                self.reference_rounding = max(self.reference_rounding, self.rounding, server_rounding(pairs))
             self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
         for completion, scored in pairs:
             if self.referenced is not None:

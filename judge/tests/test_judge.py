@@ -15,8 +15,10 @@ from multidraft_judge.asking.answers import completion_of
 from multidraft_judge.asking.client import Client
 from multidraft_judge.command import app
 from multidraft_judge.errors import AdviceError
-from multidraft_judge.evidence.observation import Ask, Token
+from multidraft_judge.evidence.laws import Settings
+from multidraft_judge.evidence.observation import Ask, Completion, Token
 from multidraft_judge.judgement import judge as judge_subject
+from multidraft_judge.references.model import load_reference
 from multidraft_judge.references.reference import Reference, differences
 from multidraft_judge.references.server import ServerReference
 from sampled import LETTERS, FakeServer, listed, mixed, plain, speculative, target
@@ -70,6 +72,8 @@ def test_a_guilty_server_exits_with_1_and_tells_where(network, prompts):
     [
         (("--reference", URL, "--reference-model", "embedded"), "two references"),
         (("--reported", "x"), "--reported is 'x'"),
+        (("--reference-model", "embedded", "--reference-dtype", "int8"), "--reference-dtype is 'int8'; use float32"),
+        (("--reference-dtype", "float32"), "give --reference-model, too"),
         (("--alpha", 0), "alpha is 0.0; use a number above 0"),
         (("--temperature", 0.5, "--top-p", 0.5, "--reported", "raw"), "raw log-probabilities do not tell"),
         (("--plot", "x.txt"), "end its name in"),
@@ -320,6 +324,48 @@ def test_rounding_is_learnt_from_the_reference_against_itself():
     assert verdict.reasons == []
     assert math.isclose(verdict.compared.rounding, 0.002)
     assert judged(server, reference=Letters(), rounding=0.02).guilty
+
+
+def off_by(typical: float, seldom: float) -> Callable[[dict], dict]:
+    """A server that rounds, and in one chunk of eight lists another law."""
+    rng = random.Random(0)
+
+    def change(choice: dict) -> dict:
+        gap = -seldom if rng.random() < 1 / 8 else rng.gauss(0, typical)
+        lists = choice["logprobs"]
+        values = [value + gap for value in lists["token_logprobs"]]
+        tops = [{letter: value + gap for letter, value in top.items()} for top in lists["top_logprobs"]]
+        return choice | {"logprobs": lists | {"token_logprobs": values, "top_logprobs": tops}}
+
+    return change
+
+
+def test_beside_a_float32_reference_a_server_may_round_as_bfloat16_does():
+    """As it is, rounding convicts; what is no rounding is found all the same, from 0.01 where the server has none."""
+    server, exact = FakeServer(plain), Letters()
+    server.change = off_by(0.02, 0.1)
+    assert judged(server, reference=exact, rounding=0.05).guilty
+    exact.is_float32 = True
+    assert judged(server, reference=exact, rounding=0.05).reasons == []
+    for typical, seldom in ((0.02, 1.0), (0.0, 0.011)):
+        server.change = off_by(typical, seldom)
+        assert "not the reference's law" in judged(server, reference=exact).reasons[0]
+    server.change = off_by(0.0, 0.009)
+    assert judged(server, reference=exact).reasons == []
+
+
+def test_a_model_is_read_in_float32():
+    pytest.importorskip("multidraft")
+    reference = load_reference("embedded", 4, "float32")
+    assert reference.is_float32
+    scored = [load_reference("embedded", 4, dtype).score([Completion(Ask(0, "One day", 4), ASKED)], Settings(), 1)
+              for dtype in (None, "float32")]  # fmt: skip
+    (stored,), (exact,) = scored
+    gaps = [abs(one.logprob - other.logprob) for one, other in zip(stored, exact, strict=True)]
+    assert 1e-6 < max(gaps) < 0.3
+
+
+ASKED = [Token(text, -1.0, (), 0) for text in (" the", " and", " the")]
 
 
 def test_a_reference_with_another_tokenizer(network, prompts):

@@ -6,6 +6,7 @@ sizes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from statistics import median
 
 from multidraft_judge.evidence.laws import Reported, Settings
 from multidraft_judge.evidence.observation import Completion, Token
@@ -14,6 +15,8 @@ from multidraft_judge.evidence.places import Place
 WIDTHS = (1, 2, 4)  # texts that are scored at once, to learn what that changes
 MARGIN = 10  # a difference counts from so many times the largest that rounding has made
 MIN_ROUNDING = 1e-4  # as if no float32 kernel did better
+ROUNDING_OVER_MEDIAN = 4.0  # a difference is found from `MARGIN` times that
+MAX_SERVER_ROUNDING = 0.08  # more is no rounding
 MIN_PLACES = 2  # in one text, that make a finding
 MIN_LOGPROB = -20.0  # below, rounding is larger, and servers write other numbers in place of minus infinity
 OTHER_TOKENS = "the reference has another tokenizer than the server: {}; give one that serves the same model"
@@ -24,6 +27,7 @@ class Reference(ABC):
     """Scores tokens."""
 
     reported: Reported
+    is_float32 = False  # on purpose: the server may round by more than it does
 
     @abstractmethod
     def score(self, completions: Sequence[Completion], settings: Settings, width: int) -> Scores:
@@ -41,6 +45,20 @@ def rounding_of(reference: Reference, completions: Sequence[Completion], setting
         if first.logprob > MIN_LOGPROB
     ]
     return max([MIN_ROUNDING, *differences])
+
+
+def server_rounding(pairs: Sequence[tuple[Completion, list[Token]]]) -> float:
+    """How far a server may round beside a float32 reference, by the median of its differences, and up to a limit.
+
+    SmolLM2 in bfloat16 differs from itself in float32 by 0.014 in the median, and by 0.28 at most.
+    """
+    gaps = [
+        abs(token.logprob - expected.logprob)
+        for completion, scored in pairs
+        for token, expected in zip(completion.tokens, scored, strict=True)
+        if token.top and expected.logprob > MIN_LOGPROB
+    ]
+    return min(ROUNDING_OVER_MEDIAN * median(gaps or [0.0]), MAX_SERVER_ROUNDING)
 
 
 def differences(completion: Completion, scored: list[Token], tolerance: float) -> list[Place]:

@@ -80,7 +80,7 @@ def prompt_tokens(client: Client, prompt: str) -> tuple[list[int], list[str]]:
     can_echo = client.dialect.scores_by == "echo"
     fields = client.dialect.fields | {"prompt": prompt, "max_tokens": 1, "temperature": 0.0}
     body = {"model": client.model, "logprobs": client.num_logprobs} | fields | ({"echo": True} if can_echo else {})
-    choice = next(iter(client.post(body).get("choices") or []), {})
+    choice: dict[str, Any] = next(iter(client.post(body).get("choices") or []), {})
     texts = [entry.text for entry in entries_of(choice)][:-1] if can_echo else []
     return choice.get("prompt_token_ids") or [], texts
 
