@@ -88,7 +88,7 @@ class Case:
         """Weigh answers by what the reference says of the same tokens."""
         scores = reference.score(completions, self.settings, len(completions))
         pairs = [(c, scored) for c, scored in zip(completions, scores, strict=True) if scored is not None]
-        self.skipped += len(completions) - len(pairs)
+        self.skipped += sum(bool(completion.tokens) for completion in completions) - len(pairs)
         if self.referenced is None and pairs:
             sample = [c for c, _ in pairs] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
             self.reference_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)

@@ -373,6 +373,15 @@ def test_a_reference_with_another_tokenizer(network, prompts):
 
     network["other"].change = joined("ab")
     ends_with_advice(judge(prompts, "--reference", "http://other"), "they read the prompt 'ab' as other tokens")
+    network["fake"].change, network["other"].change = says([1, 2]), says([1, 3])
+    ends_with_advice(judge(prompts, "--reference", "http://other"), "they read the prompt 'ab' as other tokens")
+    network["other"].change = says([1, 2])
+    assert judge(prompts, "--reference", "http://other").exit_code == 0
+
+
+def says(ids: list[int]) -> Callable[[dict], dict]:
+    """A choice that says these ids of its prompt."""
+    return lambda choice: choice | {"prompt_token_ids": ids}
 
 
 def joined(pair: str) -> Callable[[dict], dict]:

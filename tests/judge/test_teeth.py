@@ -61,5 +61,7 @@ def test_the_embedded_pair_is_innocent_end_to_end():
     with served(service) as client:
         reference = ModelReference(load_pair().target, pair.tokenizer)
         verdict = md.judge(str(client.base_url), "toy", budget_tokens=1000, max_tokens=32, reference=reference)
-    assert verdict.reasons == []
+        by_itself = md.judge(str(client.base_url), "toy", budget_tokens=700, reference=str(client.base_url))
+    assert verdict.reasons == by_itself.reasons == []
+    assert (by_itself.compared.tokens, by_itself.compared.skipped_texts) == (by_itself.tokens, 0)  # by ids
     assert verdict.compared.tokens > 500

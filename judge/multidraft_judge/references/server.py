@@ -33,8 +33,13 @@ class ServerReference(Reference):
     def check_prompts(self, subject: Client, prompts: Sequence[str]) -> None:
         """Raise where subject and reference read some prompt as other tokens; answers are no test of that."""
         for prompt in prompts[:CHECKED_PROMPTS]:
-            ours, theirs = (prompt_tokens(client, prompt) for client in (self.client, subject))
-            if any(one and other and one != other for one, other in zip(ours, theirs, strict=True)):
+            ids, texts = prompt_tokens(self.client, prompt)
+            try:
+                their_ids, their_texts = prompt_tokens(subject, prompt)
+            except AdviceError:  # it need not score prompts
+                return
+            is_cut_otherwise = texts != their_texts and "".join(texts) == "".join(their_texts)  # else names differ
+            if (ids != their_ids) if ids and their_ids else is_cut_otherwise:
                 raise AdviceError(OTHER_TOKENS.format(f"they read the prompt {quote(prompt)} as other tokens"))
 
     def score_text(self, completion: Completion, settings: Settings) -> list[Token] | None:
