@@ -92,7 +92,7 @@ class Case:
         if self.referenced is None and pairs:
             sample = [c for c, _ in pairs] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
             self.reference_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
-            if reference.is_float32:
+            if reference.lets_round(self.rounding):
                 self.reference_rounding = max(self.reference_rounding, self.rounding, server_rounding(pairs))
             self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
         for completion, scored in pairs:

@@ -354,6 +354,15 @@ def test_beside_a_float32_reference_a_server_may_round_as_bfloat16_does():
     assert judged(server, reference=exact).reasons == []
 
 
+def test_beside_another_server_the_stated_rounding_counts():
+    """Its scores of one text are the same each time, which would convict a server that rounds otherwise."""
+    server, other = FakeServer(plain), FakeServer()
+    server.change = off_by(0.02, 0.02)
+    reference = ServerReference(Client(URL, "toy", 4, transport=other.transport))
+    assert judged(server, reference=reference, rounding=0.05).reasons == []
+    assert "not the reference's law" in judged(server, reference=reference, rounding=0.009).reasons[0]
+
+
 def test_a_model_is_read_in_float32():
     pytest.importorskip("multidraft")
     reference = load_reference("embedded", 4, "float32")

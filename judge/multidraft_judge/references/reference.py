@@ -17,6 +17,7 @@ MARGIN = 10  # a difference counts from so many times the largest that rounding 
 MIN_ROUNDING = 1e-4  # as if no float32 kernel did better
 ROUNDING_OVER_MEDIAN = 4.0  # a difference is found from `MARGIN` times that
 MAX_SERVER_ROUNDING = 0.08  # more is no rounding
+BFLOAT16_ROUNDING = 0.01  # as it is stated by --rounding
 MIN_PLACES = 2  # in one text, that make a finding
 MIN_LOGPROB = -20.0  # below, rounding is larger, and servers write other numbers in place of minus infinity
 OTHER_TOKENS = "the reference has another tokenizer than the server: {}; give one that serves the same model"
@@ -28,6 +29,10 @@ class Reference(ABC):
 
     reported: Reported
     is_float32 = False  # on purpose: the server may round by more than it does
+
+    def lets_round(self, rounding: float) -> bool:
+        """Whether a server of this stated rounding may be further off than the reference is from itself."""
+        return self.is_float32
 
     @abstractmethod
     def score(self, completions: Sequence[Completion], settings: Settings, width: int) -> Scores:
@@ -48,7 +53,7 @@ def rounding_of(reference: Reference, completions: Sequence[Completion], setting
 
 
 def server_rounding(pairs: Sequence[tuple[Completion, list[Token]]]) -> float:
-    """How far a server may round beside a float32 reference, by the median of its differences, and up to a limit.
+    """How far a server may round where its reference does not show it, by its median difference, and up to a limit.
 
     SmolLM2 in bfloat16 differs from itself in float32 by 0.014 in the median, and by 0.28 at most.
     """

@@ -9,7 +9,7 @@ from multidraft_judge.asking.dialects import Entry, entries_of
 from multidraft_judge.errors import AdviceError, quote
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import ID_PREFIX, Completion, Token
-from multidraft_judge.references.reference import OTHER_TOKENS, Reference, Scores
+from multidraft_judge.references.reference import BFLOAT16_ROUNDING, OTHER_TOKENS, Reference, Scores
 
 CHECKED_PROMPTS = 4  # to see whether a reference has the same tokenizer
 
@@ -29,6 +29,10 @@ class ServerReference(Reference):
         """Ask for the scores of all texts."""
         with ThreadPoolExecutor(width) as pool:
             return list(pool.map(lambda completion: self.score_text(completion, settings), completions))
+
+    def lets_round(self, rounding: float) -> bool:
+        """One text may get the same scores each time, and steps with drafts others: so the stated rounding counts."""
+        return rounding >= BFLOAT16_ROUNDING
 
     def check_prompts(self, subject: Client, prompts: Sequence[str]) -> None:
         """Raise where subject and reference read some prompt as other tokens; answers are no test of that."""
