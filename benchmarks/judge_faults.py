@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from multidraft.decoding import record, state, step, targets, verify
-from multidraft.decoding.targets import NodeResidual, Targets, stack_targets
+from multidraft.decoding.targets import NodeResidual, NodeTarget, Targets, stack_targets
 from multidraft.decoding.verify import single_draft_outcome
 from multidraft.decoding.walks import Child, Verdict
 from multidraft.sampling import from_logits
@@ -58,12 +58,13 @@ def not_normalised(self):
     return weights
 
 
-plain_weights, plain_last, plain_commit, plain_lines = (
+plain_weights, plain_last, plain_targets, plain_lines = (
     NodeResidual.token_weights,
     Targets.draw,
-    step.commit,
+    Targets.whole_targets,
     Targets.lines,
 )
+plain_commit, plain_next_row = step.commit, step.next_row
 
 
 def bonus_from_the_draft(self, walk_results, numbers):
@@ -110,6 +111,32 @@ def cut_before_penalties(function):
         return function(logits.masked_fill(kept == 0, -torch.inf), uncut, prefixes)
 
     return wrong
+
+
+def noise_drawn_with_again(self, walk_results, numbers):
+    """Where a draft was rejected, the token in its place is drawn with the number that drew the draft."""
+    again = [
+        number if result.residual is None else self.trees[row].numbers[result.leaf][0]
+        for row, (result, number) in enumerate(zip(walk_results, numbers, strict=True))
+    ]
+    return plain_last(self, walk_results, again)
+
+
+def targets_of_the_node_before(self, places):
+    """A node is verified against the logits of the one before it; what is listed is right."""
+    before = [(row, max(node - 1, 0)) for row, node in places]
+    found = plain_targets(self, before)
+    return {
+        place: NodeTarget(found[other].line, self.ids_at(place)) for place, other in zip(places, before, strict=True)
+    }
+
+
+def one_token_counted(row, tree, path, last, unread):
+    """Processors see one token of a step, the last, whatever was accepted before it."""
+    following = plain_next_row(row, tree, path, last, unread)
+    if row.prefix is not None:
+        following.prefix = torch.cat([row.prefix, following.prefix[-1:]])
+    return following
 
 
 def right_log_lines(node_targets, places):
@@ -161,5 +188,12 @@ FAULTS = {
             (record, "log_lines", right_log_lines),
         ),
         settings=PENALISED,
+    ),
+    "noise drawn with again": Fault(((Targets, "draw", noise_drawn_with_again),)),
+    "another node's logits": Fault(
+        ((Targets, "whole_targets", targets_of_the_node_before), (record, "log_lines", right_log_lines))
+    ),
+    "one accepted token counted": Fault(
+        ((step, "next_row", one_token_counted),), needs_reference=True, settings={"frequency_penalty": 1.0}
     ),
 }

@@ -1,4 +1,4 @@
-"""How many tokens the judge needs for each of eight faults, and how many a string-kernel test needs on the same texts.
+"""How many tokens the judge needs for each of some faults, and how many a string-kernel test needs on the same texts.
 
     OMP_NUM_THREADS=1 python benchmarks/judge_teeth.py runs/judge_teeth                # the table of faults
     OMP_NUM_THREADS=1 python benchmarks/judge_teeth.py runs/judge_teeth --audits 200   # and audits without a fault

@@ -3,21 +3,37 @@
 from collections.abc import Sequence
 from typing import Any
 
-from multidraft_judge.asking.dialects import CERTAINTY_TOLERANCE
 from multidraft_judge.errors import AdviceError
 from multidraft_judge.evidence import greedy
-from multidraft_judge.evidence.bets import Evidence
+from multidraft_judge.evidence.bets import LARGEST_BIAS, Evidence
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import Completion, Token, observe
 from multidraft_judge.evidence.places import Place
-from multidraft_judge.references.reference import MARGIN, MIN_PLACES, WIDTHS, Reference, differences, rounding_of
+from multidraft_judge.references.reference import (
+    BFLOAT16_ROUNDING,
+    MARGIN,
+    MIN_PLACES,
+    WIDTHS,
+    Reference,
+    differences,
+    rounding_of,
+)
 from multidraft_judge.verdict import MAX_PLACES, Bets, Compared, Verdict
 
 IMPOSSIBLE_LOGPROB = -46.0  # log-probability: among 1e5 tokens one of 1e5 such tokens comes once in 1e10 audits
-MAX_TEXTS_FOR_ROUNDING = 8
+TEXTS_FOR_ROUNDING, MAX_TEXTS_FOR_ROUNDING = 4, 8  # from which a reference's is learnt
 UNLISTED_ADVICE = (
     "the server lists no likeliest tokens beside {} of {} tokens, as llama.cpp does for accepted drafts; only a "
     "reference can judge it: give --reference or --reference-model"
+)
+UNREAD_ADVICE = (
+    "{} cannot be judged: the reference reads none of its {} texts as the tokens that came; use --reference-model, or "
+    "a server that says the ids of its tokens"
+)
+TOO_CERTAIN_ADVICE = (
+    "{} cannot be judged: in {:,} tokens its lists leave {:.3f} nats a token open, at {:.1%} of the places, too little "
+    "to find a shift by {:g} of the likeliest token's probability; raise --budget-tokens, have it list what it samples "
+    "from, or give a reference"
 )
 
 
@@ -30,8 +46,8 @@ class Case:
         self.reported = Evidence(rounding)
         self.referenced: Evidence | None = None  # from when the reference's rounding is known
         self.reference_rounding = 0.0
+        self.waiting = list[tuple[Completion, list[Token]]]()  # scored, but not weighed: rounding is not known yet
         self.is_listed = True  # bets on reported laws go on
-        self.drawn_tokens = self.certain_tokens = 0  # at a temperature above 0
         self.tokens = self.texts = self.greedy_tokens = self.compared_tokens = self.skipped = self.texts_found = 0
         self.greedy_places, self.places, self.impossible = list[Place](), list[Place](), list[Place]()
 
@@ -39,6 +55,9 @@ class Case:
         """Weigh the answers of a wave."""
         self.texts += len(completions)
         self.tokens += sum(len(completion.tokens) for completion in completions)
+        self.greedy_tokens += sum(
+            len(completion.tokens) for completion in completions if not completion.ask.temperature
+        )
         self.check_lists(completions)
         for completion in completions:
             if self.is_listed:
@@ -56,11 +75,8 @@ class Case:
     def add_reported(self, completion: Completion) -> None:
         """Weigh one answer by what the server itself reports."""
         if completion.ask.temperature == 0:
-            self.greedy_tokens += len(completion.tokens)
             self.greedy_places += greedy.unlikely(completion, 2 * self.rounding)
             return
-        self.drawn_tokens += len(completion.tokens)
-        self.certain_tokens += sum(token.logprob > -CERTAINTY_TOLERANCE for token in completion.tokens)
         for seen in observe(completion, self.settings):
             self.reported.add(seen)
         self.impossible += [
@@ -71,17 +87,36 @@ class Case:
 
     def add_referenced(self, reference: Reference, completions: Sequence[Completion]) -> None:
         """Weigh answers by what the reference says of the same tokens."""
-        if self.referenced is None:
-            sample = [*completions] * WIDTHS[-1]  # the first wave may be one text, which would fill no batch
-            self.reference_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
-            self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
-        for completion, scored in zip(
-            completions, reference.score(completions, self.settings, len(completions)), strict=True
-        ):
-            if scored is None:
-                self.skipped += 1
-            else:
-                self.add_scored(completion, scored, self.referenced)
+        scores = reference.score(completions, self.settings, len(completions))
+        pairs = [(c, scored) for c, scored in zip(completions, scores, strict=True) if scored is not None]
+        self.skipped += sum(bool(completion.tokens) for completion in completions) - len(pairs)
+        self.waiting += pairs
+        if self.referenced is None and len(self.waiting) >= TEXTS_FOR_ROUNDING:
+            self.learn_rounding(reference)
+        if self.referenced is not None:
+            self.add_waiting(self.referenced)
+
+    def learn_rounding(self, reference: Reference) -> None:
+        """Learn from the texts that came how far the reference is off from itself, and begin to bet on its law."""
+        texts = [completion for completion, _ in self.waiting]
+        sample = (texts * WIDTHS[-1])[: max(len(texts), WIDTHS[-1])]  # few texts would fill no batch
+        own = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
+        stated = reference.rounding_share * self.rounding if self.rounding >= BFLOAT16_ROUNDING else 0.0
+        self.reference_rounding = max(own, stated)
+        self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
+
+    def add_waiting(self, evidence: Evidence) -> None:
+        """Weigh the answers that the reference has scored, and that wait."""
+        for completion, scored in self.waiting:
+            self.add_scored(completion, scored, evidence)
+        self.waiting.clear()
+
+    def close(self) -> None:
+        """Weigh what still waits, where fewer texts came than rounding is learnt from."""
+        if self.waiting and self.reference is not None:
+            self.learn_rounding(self.reference)
+        if self.referenced is not None:
+            self.add_waiting(self.referenced)
 
     def add_scored(self, completion: Completion, scored: list[Token], evidence: Evidence) -> None:
         """Weigh one answer whose tokens a reference has scored."""
@@ -96,13 +131,21 @@ class Case:
             for seen in observe(completion, self.settings, scored):
                 evidence.add(seen)
 
-    def check_uncertain(self, subject: str) -> None:
-        """Raise where a sampler says of all that it has drawn that nothing else could have come: no bet can lose."""
-        if self.reference is None and 0 < self.drawn_tokens == self.certain_tokens:
-            raise AdviceError(
-                f"{subject} cannot be judged: it lists log-probability 0 for all {self.drawn_tokens:,} tokens that it "
-                "drew at a temperature above 0; have it list what it samples from, or give a reference"
-            )
+    def check_open(self, subject: str) -> None:
+        """Raise where nothing was found, and the laws left too little open to find much: no acquittal from that."""
+        if self.reference is not None and not self.compared_tokens and not self.reasons:
+            raise AdviceError(UNREAD_ADVICE.format(subject, self.skipped))
+        evidence = [laws for laws in (self.reported if self.is_listed else None, self.referenced) if laws is not None]
+        if self.reasons or not self.drawn_tokens or any(laws.can_acquit(self.part_alpha) for laws in evidence):
+            return
+        laws = max(evidence, key=lambda laws: laws.entropy)
+        rates = laws.entropy / self.drawn_tokens, laws.open_tokens / self.drawn_tokens
+        raise AdviceError(TOO_CERTAIN_ADVICE.format(subject, self.drawn_tokens, *rates, LARGEST_BIAS))
+
+    @property
+    def drawn_tokens(self) -> int:
+        """How many tokens came at a temperature above 0."""
+        return self.tokens - self.greedy_tokens
 
     @property
     def reasons(self) -> list[str]:

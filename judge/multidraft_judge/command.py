@@ -33,6 +33,7 @@ FOR_A_VERDICT = (
 GUILTY, CANNOT_JUDGE, BROKEN, STOPPED, TERMINATED = 1, 2, 70, 130, 143  # exit codes
 MAX_MESSAGE_CHARACTERS = 600
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
+DTYPE_HELP = "float32: compute the model so, on a CPU. Default: as it is stored."
 MODEL_HELP = "The same model, to be loaded here, which needs multidraft: a folder, a hub name, a GGUF file, smollm2."
 PROMPTS_HELP = 'File with one {"prompt"} a line, or {"turns"} as in Spec-Bench. Default: 24 of several kinds.'
 TEMPERATURE_HELP = "0 for greedy texts only. Default: 1. With --measure it may be repeated; default: 0 and 1."
@@ -96,6 +97,7 @@ def judge(
         str | None, option("URL of the same model served without drafts, which scores the texts.", EVIDENCE)
     ] = None,
     reference_model: Annotated[str | None, option(MODEL_HELP, EVIDENCE)] = None,
+    reference_dtype: Annotated[str | None, option(DTYPE_HELP, EVIDENCE)] = None,
     prompts: Annotated[Path | None, option(PROMPTS_HELP, ASKING)] = None,
     limit: Annotated[int | None, option("Only the first N prompts of the file.", ASKING, min=1)] = None,
     budget_tokens: Annotated[int, option("Tokens to ask for at most.", ASKING, min=1)] = BUDGET_TOKENS,
@@ -148,17 +150,17 @@ def judge(
     from multidraft_judge.evidence.laws import reported_law
     from multidraft_judge.judgement import judge as judge_subject
     from multidraft_judge.prompts import read_prompts
+    from multidraft_judge.references.model import check_dtype, load_reference
     from multidraft_judge.verdict import check_picture
 
+    check_dtype(reference_dtype, reference_model)
     if plot is not None:
         check_picture(plot)
     kind = reported_law(reported)
     texts = None if prompts is None else [prompt.text for prompt in read_prompts(prompts, limit)]
     source: Any = reference
     if reference_model is not None:
-        from multidraft_judge.references.model import load_reference
-
-        source = load_reference(reference_model, logprobs)
+        source = load_reference(reference_model, logprobs, reference_dtype)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("tokens", total=budget_tokens)

@@ -89,6 +89,8 @@ def judge(
     settings.check()
     if isinstance(reference, str):
         reference = ServerReference(connect(reference, model or ""))
+        if isinstance(asked, Client):
+            reference.check_prompts(asked, texts)
     if isinstance(reference, ModelReference):
         reference.reported = settings.reported  # it can list any
     if reference is not None:
@@ -98,7 +100,8 @@ def judge(
     asking = Asking(asked, settings, folder_of(out), {"judge": 1, "subject": name} | facts)
     case = Case(settings, alpha, rounding, reference)
     gather_evidence(case, asking, plan, budget_tokens, progress)
-    case.check_uncertain(name)
+    case.close()
+    case.check_open(name)
     repeats = repeat(asking, texts, max_tokens, float(temperature)) if isinstance(asked, Client) else {}
     return case.verdict(name, facts, repeats)
 

@@ -12,6 +12,7 @@ from multidraft_judge.evidence.scores import FIXED_NAMES
 
 MAX_POINTS = 2000  # of a curve in a report or a picture
 MAX_PLACES = 20  # that a report lists
+LEAST_SHOWN = 0.05  # evidence, in powers of ten, that is not written as 0.0
 PICTURE_SUFFIXES = (".svg", ".png", ".pdf")
 
 
@@ -23,6 +24,8 @@ class Bets:
     rounding: float  # factor by which probabilities may be off
     threshold: float
     tokens: int
+    entropy: float  # nats a token: how much there was to bet on
+    open_tokens: int  # whose laws were uncertain
     highest: float
     found_after: int | None  # tokens
     by_bet: dict[str, dict[str, float]]  # by stratum and score
@@ -42,12 +45,22 @@ class Bets:
             evidence.rounding,
             -math.log10(alpha),
             evidence.tokens,
+            evidence.entropy / max(evidence.tokens, 1),
+            evidence.open_tokens,
             evidence.highest / math.log(10),
             evidence.tokens_until(alpha),
             by_bet,
             evidence.smallest_bias(alpha),
             curve,
         )
+
+    @property
+    def found(self) -> str:
+        """What the bets have won, in words."""
+        if self.highest < LEAST_SHOWN:
+            return f"none: no bet has won (10^0.0, guilty from 10^{self.threshold:.1f})"
+        won = f"10^{self.highest:.1f}, guilty from 10^{self.threshold:.1f}"
+        return won if self.found_after is None else f"{won}: {self.strongest[1]}, {self.strongest[0]}"
 
     @property
     def strongest(self) -> tuple[str, str]:
@@ -111,21 +124,21 @@ class Verdict:
     def rows(self) -> list[list[str]]:
         """The table for people: what was looked at, tokens, what was found."""
         rows = [
-            [
-                f"bets against the {bets.law} law",
-                f"{bets.tokens:,}",
-                f"10^{bets.highest:.1f}, guilty from 10^{bets.threshold:.1f}"
-                + (f": {bets.strongest[1]}, {bets.strongest[0]}" if bets.found_after is not None else ""),
-            ]
+            row
             for bets in self.bets
             if bets.tokens
+            for row in (
+                [f"bets against the {bets.law} law", f"{bets.tokens:,}", bets.found],
+                [f"open in the {bets.law} law", f"{bets.open_tokens:,}", f"{bets.entropy:.3f} nats a token"],
+            )
         ]
         if self.compared is not None:
             difference = f"{len(self.compared.places)} differ by more than {self.compared.tolerance:.2g}"
+            if self.compared.skipped_texts:
+                difference += f"; {self.compared.skipped_texts} texts left out, which it reads as other tokens"
             rows.append(["log-probabilities, reference", f"{self.compared.tokens:,}", difference])
-        if self.greedy_tokens:
-            found = f"{len(self.greedy_places)} are not the likeliest"
-            rows.append(["greedy tokens", f"{self.greedy_tokens:,}", found])
+        found = f"{len(self.greedy_places)} are not the likeliest" if self.greedy_tokens else "not tried"
+        rows.append(["greedy tokens", f"{self.greedy_tokens:,}", found])
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])
         for score in FIXED_NAMES:

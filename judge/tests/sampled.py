@@ -101,6 +101,7 @@ class FakeServer:
     def __init__(self, step: Callable[[str, random.Random], str] = speculative, owner: str = "multidraft"):
         self.step, self.owner, self.lock = step, owner, threading.Lock()
         self.bodies = list[dict[str, Any]]()
+        self.says_ids = False  # of tokens
         self.busy = 0  # so many requests are answered with 429
         self.change: Callable[[dict[str, Any]], Any] = lambda choice: choice  # of every choice
 
@@ -126,7 +127,9 @@ class FakeServer:
             self.bodies.append(body)
             count = sum(other == body for other in self.bodies)
         if body.get("echo"):
-            return httpx2.Response(200, json={"choices": [self.change(self.scored(body["prompt"]))]})
+            prompt = body["prompt"]
+            text = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
+            return httpx2.Response(200, json={"choices": [self.change(self.scored(text))]})
         rng = random.Random(f"{body} {0 if 'seed' in body else count}")
         step = self.step if body["temperature"] else lambda context, _: max(listed(context), key=listed(context).get)
         ask = Ask(0, body["prompt"], body["max_tokens"], body["temperature"])
@@ -135,6 +138,7 @@ class FakeServer:
             lists = [part["logprobs"] for part in parts if part.get("logprobs")]
             whole = {name: [value for block in lists for value in block[name]] for name in (lists[0] if lists else {})}
             choice = parts[-1] | {"text": "".join(part["text"] for part in parts), "logprobs": whole or None}
+            choice |= {"token_ids": [number for part in parts for number in part["token_ids"]]} if self.says_ids else {}
             return httpx2.Response(200, json={"choices": [choice]})
         lines = [f"data: {json.dumps({'choices': [part]})}\n\n" for part in parts]
         return httpx2.Response(200, text="".join([*lines, "data: [DONE]\n\n"]))
@@ -143,7 +147,10 @@ class FakeServer:
         """One choice a chunk."""
         context = ask.prompt
         for chunk in chunks:
-            yield {"index": 0, "text": chunk, "finish_reason": None, "logprobs": self.logprobs(context, chunk)}
+            ids = (
+                {"token_ids": [*map(ord, chunk)], "prompt_token_ids": [*map(ord, ask.prompt)]} if self.says_ids else {}
+            )
+            yield {"index": 0, "text": chunk, "finish_reason": None, "logprobs": self.logprobs(context, chunk)} | ids
             context += chunk
 
     def scored(self, text: str) -> dict[str, Any]:

@@ -175,5 +175,5 @@ def test_the_summary_says_the_smallest_bias():
     least = min(float(row[2]) for row in verdict.rows() if row[0].startswith("smallest bias"))
     assert verdict.innocent
     assert f"with probability 95 %: {least:.3f} (" in summary(verdict)
-    short = judge("http://fake", "toy", transport=FakeServer().transport, budget_tokens=8, **settings)
+    short = judge("http://fake", "toy", transport=FakeServer().transport, budget_tokens=8, temperature=0.0, **settings)
     assert "Too few tokens were judged to see a bias of any size. The bets" in summary(short)

@@ -114,6 +114,29 @@ def test_the_bias_that_is_stated_is_found_as_often_as_stated():
     assert d < 0.1
 
 
+def seen_tokens(open_tokens: int, certain_tokens: int) -> Evidence:
+    """The evidence of tosses of a coin, and of tokens that say nothing; no odds, as no verdict is asked for."""
+    evidence, rng = Evidence(1e-4), random.Random(0)
+    for _ in range(open_tokens):
+        evidence.add(Seen(np.array([0.5, 0.5, 0.0]), rng.randrange(2), None))
+    for _ in range(certain_tokens):
+        evidence.add(Seen(np.array([1.0, 0.0]), 0, None))
+    return evidence
+
+
+def test_tokens_that_say_nothing_acquit_nobody():
+    """The smallest bias is that of the open places alone, and copies that nothing proposed count for none."""
+    assert seen_tokens(320, 0).can_acquit(1e-6)
+    assert not seen_tokens(250, 0).can_acquit(1e-6)
+    assert not seen_tokens(100, 1500).can_acquit(1e-6)
+    alone, among = (seen_tokens(1000, count).smallest_bias(1e-6) for count in (0, 2000))
+    assert 1 <= among["the likeliest"] / alone["the likeliest"] < 1.1
+    assert alone["copied from the text"] is None
+    mostly_certain = seen_tokens(100, 1500)
+    assert mostly_certain.open_tokens == 100
+    assert math.isclose(mostly_certain.entropy, 100 * math.log(2))
+
+
 def test_no_bias_is_stated_where_nothing_was_seen():
     assert Evidence(1e-3).smallest_bias(1e-6) == dict.fromkeys(FIXED_NAMES)
 

@@ -1,19 +1,26 @@
 """`judge` and `multidraft judge` against a fake server: verdicts, exit codes, errors of one line, resuming."""
 
+import itertools
 import json
 import math
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
 import pytest
 from multidraft_judge.asking import client as clients
 from multidraft_judge.asking.answers import completion_of
+from multidraft_judge.asking.client import Client
 from multidraft_judge.command import app
 from multidraft_judge.errors import AdviceError
-from multidraft_judge.evidence.observation import Ask, Token
+from multidraft_judge.evidence.laws import Settings
+from multidraft_judge.evidence.observation import Ask, Completion, Token
 from multidraft_judge.judgement import judge as judge_subject
+from multidraft_judge.references.model import FLOAT32_SHARE, load_reference
 from multidraft_judge.references.reference import Reference, differences
+from multidraft_judge.references.server import ServerReference
 from sampled import LETTERS, FakeServer, listed, mixed, plain, speculative, target
 from typer.testing import CliRunner
 
@@ -65,6 +72,8 @@ def test_a_guilty_server_exits_with_1_and_tells_where(network, prompts):
     [
         (("--reference", URL, "--reference-model", "embedded"), "two references"),
         (("--reported", "x"), "--reported is 'x'"),
+        (("--reference-model", "embedded", "--reference-dtype", "int8"), "--reference-dtype is 'int8'; use float32"),
+        (("--reference-dtype", "float32"), "give --reference-model, too"),
         (("--alpha", 0), "alpha is 0.0; use a number above 0"),
         (("--temperature", 0.5, "--top-p", 0.5, "--reported", "raw"), "raw log-probabilities do not tell"),
         (("--plot", "x.txt"), "end its name in"),
@@ -126,7 +135,7 @@ def test_a_slow_server():
 def test_a_busy_server_is_waited_for_so_many_times():
     server = FakeServer()
     server.busy = clients.MAX_TRIES - 1
-    assert not judged(server, budget_tokens=24).guilty
+    assert not judged(server).guilty
     server.busy = 10 * clients.MAX_TRIES
     with pytest.raises(AdviceError, match="too busy; try again later"):
         judged(server)
@@ -168,7 +177,7 @@ def test_likely_parts_of_characters_are_no_missing_list():
 
     server = FakeServer()
     server.change = broken
-    verdict = judged(server)
+    verdict = judged(server, max_tokens=48, budget_tokens=1200)
     assert verdict.reasons == []
     assert 0 < verdict.bets[0].tokens < verdict.tokens
 
@@ -325,15 +334,126 @@ def test_rounding_is_learnt_from_the_reference_against_itself():
     assert judged(server, reference=Letters(), rounding=0.02).guilty
 
 
+def off_by(typical: float, seldom: float) -> Callable[[dict], dict]:
+    """A server that rounds, and in one chunk of eight lists another law."""
+    rng = random.Random(0)
+
+    def change(choice: dict) -> dict:
+        gap = -seldom if rng.random() < 1 / 8 else rng.gauss(0, typical)
+        lists = choice["logprobs"]
+        values = [value + gap for value in lists["token_logprobs"]]
+        tops = [{letter: value + gap for letter, value in top.items()} for top in lists["top_logprobs"]]
+        return choice | {"logprobs": lists | {"token_logprobs": values, "top_logprobs": tops}}
+
+    return change
+
+
+def test_beside_a_float32_reference_a_server_may_round_as_bfloat16_does():
+    """As it is, rounding convicts; what is no rounding is found all the same, from 0.001 where none is stated."""
+    server, exact = FakeServer(plain), Letters()
+    server.change = off_by(0.02, 0.1)
+    assert judged(server, reference=exact, rounding=0.01).guilty
+    exact.rounding_share = FLOAT32_SHARE
+    assert judged(server, reference=exact, rounding=0.01).reasons == []
+    for seldom, rounding in ((0.5, 0.01), (0.0011, 0.001)):
+        server.change = off_by(0.0, seldom)
+        assert "not the reference's law" in judged(server, reference=exact, rounding=rounding).reasons[0]
+
+
+def test_beside_another_server_the_stated_rounding_counts():
+    """Its scores of one text are the same each time, which would convict a server that rounds otherwise."""
+    server, other = FakeServer(plain), FakeServer()
+    server.change = off_by(0.02, 0.02)
+    reference = ServerReference(Client(URL, "toy", 4, transport=other.transport))
+    assert judged(server, reference=reference, rounding=0.01).reasons == []
+    assert "not the reference's law" in judged(server, reference=reference, rounding=0.009).reasons[0]
+
+
+def test_a_model_is_read_in_float32():
+    pytest.importorskip("multidraft")
+    reference = load_reference("embedded", 4, "float32")
+    assert reference.rounding_share == FLOAT32_SHARE > load_reference("embedded", 4).rounding_share
+    scored = [load_reference("embedded", 4, dtype).score([Completion(Ask(0, "One day", 4), ASKED)], Settings(), 1)
+              for dtype in (None, "float32")]  # fmt: skip
+    (stored,), (exact,) = scored
+    gaps = [abs(one.logprob - other.logprob) for one, other in zip(stored, exact, strict=True)]
+    assert 1e-6 < max(gaps) < 0.3
+
+
+ASKED = [Token(text, -1.0, (), 0) for text in (" the", " and", " the")]
+
+
 def test_a_reference_with_another_tokenizer(network, prompts):
     network["fake"], network["other"] = FakeServer(), FakeServer()
 
-    def joined(choice):
-        lists = {name: values[:1] for name, values in choice["logprobs"].items()}
-        return choice | {"logprobs": lists | {"tokens": ["".join(choice["logprobs"]["tokens"])]}}
+    network["other"].change = joined("ab")
+    ends_with_advice(judge(prompts, "--reference", "http://other"), "they read the prompt 'ab' as other tokens")
+    network["fake"].change, network["other"].change = says([1, 2]), says([1, 3])
+    ends_with_advice(judge(prompts, "--reference", "http://other"), "they read the prompt 'ab' as other tokens")
+    network["other"].change = says([1, 2])
+    assert judge(prompts, "--reference", "http://other").exit_code == 0
 
-    network["other"].change = joined
-    ends_with_advice(judge(prompts, "--reference", "http://other"), "the reference has another tokenizer")
+
+def says(ids: list[int]) -> Callable[[dict], dict]:
+    """A choice that says these ids of its prompt."""
+    return lambda choice: choice | {"prompt_token_ids": ids}
+
+
+def joined(pair: str) -> Callable[[dict], dict]:
+    """A tokenizer to which two letters are one token."""
+
+    def change(choice: dict) -> dict:
+        lists = choice["logprobs"]
+        text = "".join(lists["tokens"])
+        places = [match.start() for match in re.finditer(f"{pair}|.", text)]
+        tokens = [text[start:end] for start, end in itertools.pairwise([*places, len(text)])]
+        values = {name: [lists[name][place] for place in places] for name in ("token_logprobs", "top_logprobs")}
+        return choice | {"logprobs": values | {"tokens": tokens}}
+
+    return change
+
+
+def renamed(choice: dict) -> dict:
+    """A choice that writes all tokens in another way."""
+    lists = choice["logprobs"]
+    tops = [{letter.upper(): value for letter, value in top.items()} for top in lists["top_logprobs"]]
+    return choice | {"logprobs": lists | {"tokens": [*map(str.upper, lists["tokens"])], "top_logprobs": tops}}
+
+
+def biased(context: str, rng: random.Random) -> str:
+    """A step with a hidden bias on d."""
+    return "d" if rng.random() < 0.8 else plain(context, rng)
+
+
+def test_answers_that_do_not_tokenise_back_are_left_out(network, prompts):
+    """By ids they are not; a biased server, all of whose texts are such, is guilty either way."""
+    network["fake"], network["other"] = FakeServer(plain), FakeServer()
+    network["other"].change = joined("cd")
+    left_out = judge(prompts, "--reference", "http://other")
+    assert left_out.exit_code == 0, left_out.output
+    assert re.search(
+        r"0 differ by more than 0.001; \d+ texts left out, which it reads as other tokens", left_out.stdout
+    )
+    network["fake"].step = biased
+    network["other"].change = joined("dd")
+    assert "not drawn from the law that it reports" in judge(prompts, "--reference", "http://other").stdout
+    network["fake"].step = lambda context, rng: "d"
+    report = judge(prompts, "--reference", "http://other", "--json")
+    assert (report.exit_code, "reports" in report.stdout) == (1, True), report.output
+
+
+def test_where_both_say_ids_all_answers_are_compared():
+    server, other = FakeServer(plain), FakeServer()
+    server.says_ids = True
+    other.change = renamed
+    reference = ServerReference(Client(URL, "toy", 4, transport=other.transport))
+    verdict = judged(server, reference=reference)
+    assert verdict.reasons == []
+    assert (verdict.compared.skipped_texts, verdict.compared.tokens) == (0, verdict.tokens)
+    assert {type(body["prompt"]) for body in other.bodies} == {list}
+    server.says_ids = False  # the twin: by texts none is
+    with pytest.raises(AdviceError, match="reads none of its 28 texts as the tokens that came"):
+        judged(server, reference=reference)
 
 
 def test_a_model_with_another_tokenizer(network, prompts):

@@ -1,7 +1,11 @@
 """Answers of a server that are no answers: one line each and exit code 2, whatever is in them; never a verdict."""
 
 import math
+import random
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -10,7 +14,7 @@ from multidraft_judge import judgement
 from multidraft_judge.asking import client as clients
 from multidraft_judge.errors import AdviceError
 from multidraft_judge.judgement import judge as judge_subject
-from sampled import FakeServer, listed
+from sampled import FakeServer, listed, mixed
 from test_judge import FEW, URL, ends_with_advice, judge, judged
 
 NAN, INFINITY = math.nan, math.inf
@@ -107,11 +111,25 @@ def certain(choice: dict) -> dict:
     return choice | {"logprobs": choice["logprobs"] | lists}
 
 
-def test_a_server_that_is_always_certain_cannot_be_judged(network, prompts):
+def often_certain(choice: dict, rng: random.Random) -> dict:
+    """The same of 95 % of the chunks."""
+    return certain(choice) if rng.random() < 0.95 else choice
+
+
+@pytest.mark.parametrize("change", [certain, partial(often_certain, rng=random.Random(0))])
+def test_a_server_that_is_always_or_mostly_certain_cannot_be_judged(change, network, prompts):
     network["fake"] = FakeServer()
-    network["fake"].change = certain
-    ends_with_advice(judge(prompts), "http://fake cannot be judged: it lists log-probability 0 for all")
+    assert judge(prompts).exit_code == 0  # the twin
+    network["fake"].change = change
+    ends_with_advice(judge(prompts), "http://fake cannot be judged: in 6")
     assert judge(prompts, "--temperature", 0).exit_code == 0  # where it is right to be
+
+
+def test_a_server_that_is_mostly_certain_may_still_be_guilty(network, prompts):
+    network["fake"] = FakeServer(mixed(0.9))
+    network["fake"].change = partial(often_certain, rng=random.Random(0))
+    result = judge(prompts, "--budget-tokens", 6000)
+    assert (result.exit_code, "guilty: " in result.stdout) == (1, True), result.output
 
 
 def test_answers_of_one_server_do_not_judge_another(network, prompts, tmp_path):
@@ -148,9 +166,11 @@ def test_nothing_is_said_of_what_was_not_asked(network, prompts, tmp_path):
     network["fake"] = FakeServer()
     greedy = judge(prompts, "--temperature", 0)
     assert "bets" not in greedy.stdout.split("nothing found")[0]
-    assert "greedy tokens" in greedy.stdout
-    sampled = judge(prompts, "--budget-tokens", 24, "--plot", tmp_path / "evidence.svg")
-    assert "greedy tokens" not in sampled.stdout
+    assert "not tried" not in greedy.stdout
+    sampled = judge(prompts, "--plot", tmp_path / "evidence.svg")
+    assert re.search("greedy tokens +0 +not tried", sampled.stdout)
     verdict = judged(FakeServer())
+    found = [replace(verdict.bets[0], highest=highest).found for highest in (0.04, 0.06)]
+    assert found == ["none: no bet has won (10^0.0, guilty from 10^6.0)", "10^0.1, guilty from 10^6.0"]
     verdict.draw(tmp_path / "other.svg")
     assert f"<!-- {URL}: nothing found in {verdict.tokens:,} tokens -->" in (tmp_path / "other.svg").read_text()

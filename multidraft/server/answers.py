@@ -263,7 +263,14 @@ class Completion(Answers):
     def choice_fields(self, choice: Choice, pieces: list[Piece], streamed: bool = False) -> Json:
         """A choice's text and log-probabilities: of the whole answer, or of a streamed part."""
         logprobs = None if self.body.num_logprobs is None else self.logprobs(choice, pieces)
-        return {"text": text_of(pieces), "logprobs": logprobs}
+        return {"text": text_of(pieces), "logprobs": logprobs} | self.token_ids(choice, pieces)
+
+    def token_ids(self, choice: Choice, pieces: list[Piece]) -> Json:
+        """The ids of the tokens, in a stream's first part also of the prompt's, if they were asked for."""
+        if not getattr(self.body, "return_token_ids", False):
+            return {}
+        prompt = {} if choice.has_sent else {"prompt_token_ids": choice.request.prompt}
+        return prompt | {"token_ids": [piece.token for piece in pieces if piece.token >= 0]}
 
     def token_text(self, token: int) -> str:
         """The text of a token behind others."""

@@ -158,6 +158,7 @@ class CompletionBody(GenerationBody):
 
     prompt: LongText | TokenList | Annotated[list[LongText], FAIL_FAST] | Annotated[list[TokenList], FAIL_FAST]
     echo: bool | None = None
+    return_token_ids: bool | None = None
     logprobs: Count | None = None
 
     @property

@@ -54,6 +54,7 @@ HONOURED: dict[str, dict[str, str]] = {  # by routes, then by names
     "completions": {
         "prompt": "text, tokens, or lists of either",
         "echo": "the prompt comes with the answer; with `logprobs` it is scored",
+        "return_token_ids": "`token_ids` and `prompt_token_ids`, as vLLM's",
     },
     "chat": {
         "messages": "a conversation",
@@ -106,8 +107,8 @@ REFUSED = {
     "guided_whitespace_pattern": "white space in JSON is fixed",
     "prompt_logprobs": "use echo and logprobs in /v1/completions",
     "logprob_token_ids": "use logprobs",
-    "return_token_ids return_tokens return_tokens_as_token_ids return_prompt_token_ids return_prompt_text "
-    "return_token_offsets": "an answer has no token ids; use /tokenize",
+    "return_tokens return_tokens_as_token_ids return_prompt_token_ids return_prompt_text "
+    "return_token_offsets": "use return_token_ids in /v1/completions, or /tokenize",
     "return_hidden_states return_routed_experts return_cached_tokens_details return_meta_info response_fields": (
         "an answer has no such part"
     ),

@@ -1,4 +1,4 @@
-"""Our server over HTTP: innocent as it is, also by its reference; guilty with each of eight faults built in."""
+"""Our server over HTTP: innocent as it is, also by its reference; guilty with each of the faults built in."""
 
 import pytest
 from decoded import readers
@@ -61,5 +61,8 @@ def test_the_embedded_pair_is_innocent_end_to_end():
     with served(service) as client:
         reference = ModelReference(load_pair().target, pair.tokenizer)
         verdict = md.judge(str(client.base_url), "toy", budget_tokens=1000, max_tokens=32, reference=reference)
-    assert verdict.reasons == []
+        url = str(client.base_url)
+        by_itself = md.judge(url, "toy", budget_tokens=700, reference=url, rounding=0.01)  # it is in bfloat16
+    assert verdict.reasons == by_itself.reasons == []
+    assert (by_itself.compared.tokens, by_itself.compared.skipped_texts) == (by_itself.tokens, 0)  # by ids
     assert verdict.compared.tokens > 500

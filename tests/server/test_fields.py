@@ -65,6 +65,7 @@ CHANGES: dict[str, Any] = {  # a value that changes the answer, or what must sta
     "truncation_side": ({"truncate_prompt_tokens": 1}, "right"),
     "prompt": "ba",
     "echo": True,
+    "return_token_ids": True,
     "messages": TALK,
     "max_completion_tokens": 1,
     "top_logprobs": ({"logprobs": True}, 2),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
+from weakref import finalize
 
 import httpx2
 
@@ -58,6 +59,7 @@ class Client:
                 transport=transport,
                 limits=httpx2.Limits(max_connections=None),
             )
+            finalize(self, self.http.close)  # when this object is collected
             self.dialect = dialect_of(self.get("/v1/models"))
 
     @contextmanager

@@ -27,13 +27,16 @@ class Dialect:
 
 UNCUT_SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # some servers cut by default, or as the model's config says
 GO_ON_FIELDS = {"ignore_eos": True}  # a text that goes on shows its last token, too
-TOKEN_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}  # texts of tokens are not unique
+TOKEN_IDS = {"return_token_ids": True}  # texts of tokens are not unique
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
-        Dialect("multidraft", "sampled", UNCUT_SAMPLING | {"repetition_penalty": 1.0} | GO_ON_FIELDS),
+        Dialect("multidraft", "sampled", UNCUT_SAMPLING | {"repetition_penalty": 1.0} | GO_ON_FIELDS | TOKEN_IDS),
         Dialect(
-            "vllm", "raw", UNCUT_SAMPLING | {"repetition_penalty": 1.0} | GO_ON_FIELDS | TOKEN_IDS, "prompt_logprobs"
+            "vllm",
+            "raw",
+            UNCUT_SAMPLING | {"repetition_penalty": 1.0, "return_tokens_as_token_ids": True} | GO_ON_FIELDS | TOKEN_IDS,
+            "prompt_logprobs",
         ),
         Dialect("sglang", "temperature", UNCUT_SAMPLING | {"top_k": -1, "repetition_penalty": 1.0} | GO_ON_FIELDS),
         # llama.cpp's ignore_eos would change the law, and not what is listed.

@@ -40,6 +40,8 @@ EVERY_WEIGHT = 0.5  # of the starting capital is bet on every token, and the res
 SIZES = 2.0 ** -np.arange(0, 8)  # of lambda, as far as the bound allows
 LAMBDAS = np.concatenate([SIZES, -SIZES])
 NORMAL_95 = 1.645  # 95 % of a normal law lie above its mean less so many standard deviations
+LARGEST_BIAS = 0.25  # that is stated: who could hide a larger one is not acquitted
+OPEN_PROBABILITY = 0.999  # a likeliest token above it leaves nothing open
 
 
 class Bets(NamedTuple):
@@ -73,17 +75,25 @@ class Evidence:
         self.learner = Learner()
         self.curve = [0.0]  # the logarithm of the mixed capital after every token
         self.highest = 0.0  # the largest that there was
-        self.moments = np.zeros((3, len(SCORES), len(LAMBDAS)))  # sums of |lambda|, of a bet's variance, of allowances
+        # Sums of |lambda| as far as there is room for a bias, of a bet's variance, of allowances
+        self.moments = np.zeros((3, len(SCORES), len(LAMBDAS)))
+        self.entropy = 0.0  # of all laws that were bet on, in nats
+        self.open_tokens = 0  # whose laws were uncertain
 
     def add(self, seen: Seen) -> None:
         """Bet on a token, and pay out."""
         cells = cells_of(seen)
-        bets = Bets.on(seen.law, np.concatenate([fixed_scores(seen), self.learner.scores(cells)]), self.rounding)
+        values = np.concatenate([fixed_scores(seen), self.learner.scores(cells)])
+        bets = Bets.on(seen.law, values, self.rounding)
         in_stratum = [name == EVERY or name in seen.strata for name in self.strata]
         self.log_capital[in_stratum] += np.log(bets.factors()[..., seen.bin])
         self.curve.append(log_sum(self.log_weights + self.log_capital))
         self.highest = max(self.highest, self.curve[-1])
-        self.moments += [np.abs(bets.lambdas), bets.gains**2 @ seen.law, np.log1p(bets.allowance)]
+        stakes = np.abs(bets.lambdas) * room(seen.law, values)[:, None]
+        self.moments += [stakes, bets.gains**2 @ seen.law, np.log1p(bets.allowance)]
+        positive = seen.law[seen.law > 0]
+        self.entropy -= float(positive @ np.log(positive))
+        self.open_tokens += bool(seen.law.max() < OPEN_PROBABILITY)
         self.learner.learn(seen, cells)
 
     @property
@@ -110,15 +120,25 @@ class Evidence:
     def smallest_bias(self, alpha: float) -> dict[str, float | None]:
         """For each fixed score, the shift of its mean that these tokens would have shown at `alpha` with 95 %; or None.
 
-        For scores of 0 and 1 it is the total variation. A bet on a mean that is off by d has, in its logarithm, mean
-        d sum |lambda| - variance / 2 - allowance, and the variance sum of lambda^2 Var(s).
+        For scores of 0 and 1 it is the total variation at places with room for `LARGEST_BIAS`, and less in proportion
+        to the room at others: where a law is certain, there is no bias and no evidence. A bet on a mean that is off by
+        d has, in its logarithm, mean d sum |lambda| - variance / 2 - allowance, and variance sum of lambda^2 Var(s).
         """
         stakes, variance, allowance = self.moments
         weight = EVERY_WEIGHT / len(SCORES) / len(LAMBDAS)
         needed = -math.log(alpha * weight) + variance / 2 + allowance + NORMAL_95 * np.sqrt(variance)
         shifts = np.where(variance > 0, needed / stakes.clip(min=1e-300), np.inf).min(-1)
-        possible = [1.0, math.inf, 1.0, 1.0]  # a probability cannot shift by more
+        possible = [LARGEST_BIAS, math.inf, LARGEST_BIAS, LARGEST_BIAS]
         return {n: float(d) if d < most else None for n, d, most in zip(FIXED_NAMES, shifts, possible, strict=False)}
+
+    def can_acquit(self, alpha: float) -> bool:
+        """Whether so much law was bet on that a bias of `LARGEST_BIAS` would have been found with 95 %."""
+        return self.smallest_bias(alpha)[FIXED_NAMES[0]] is not None
+
+
+def room(law: Float[Array, " bins"], values: Float[Array, "scores bins"]) -> Float[Array, " scores"]:
+    """How much each score's mean may rise, as a part of `LARGEST_BIAS`, 1 at most."""
+    return ((values.max(-1) - values @ law) / LARGEST_BIAS).clip(0.0, 1.0)
 
 
 def shares_of(strata: Sequence[str]) -> Float[Array, " strata"]:

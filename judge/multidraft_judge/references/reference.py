@@ -14,6 +14,7 @@ from multidraft_judge.evidence.places import Place
 WIDTHS = (1, 2, 4)  # texts that are scored at once, to learn what that changes
 MARGIN = 10  # a difference counts from so many times the largest that rounding has made
 MIN_ROUNDING = 1e-4  # as if no float32 kernel did better
+BFLOAT16_ROUNDING = 0.01  # as it is stated by --rounding
 MIN_PLACES = 2  # in one text, that make a finding
 MIN_LOGPROB = -20.0  # below, rounding is larger, and servers write other numbers in place of minus infinity
 OTHER_TOKENS = "the reference has another tokenizer than the server: {}; give one that serves the same model"
@@ -24,6 +25,7 @@ class Reference(ABC):
     """Scores tokens."""
 
     reported: Reported
+    rounding_share = 0.0  # of a stated rounding as bfloat16's, which counts where its own is smaller
 
     @abstractmethod
     def score(self, completions: Sequence[Completion], settings: Settings, width: int) -> Scores:

@@ -6,14 +6,21 @@ from typing import Any
 
 from multidraft_judge.asking.client import Client, sampling_fields
 from multidraft_judge.asking.dialects import Entry, entries_of
-from multidraft_judge.errors import AdviceError
+from multidraft_judge.errors import AdviceError, quote
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import ID_PREFIX, Completion, Token
 from multidraft_judge.references.reference import OTHER_TOKENS, Reference, Scores
 
+CHECKED_PROMPTS = 4  # to see whether a reference has the same tokenizer
+
 
 class ServerReference(Reference):
-    """Another server, which scores a text by `echo` or by `prompt_logprobs`."""
+    """Another server, which scores a text by `echo` or by `prompt_logprobs`.
+
+    It may score a text alike each time, where steps with drafts round otherwise: so the stated rounding counts, too.
+    """
+
+    rounding_share = 1.0
 
     def __init__(self, client: Client):
         self.client, self.reported = client, client.dialect.reported
@@ -24,12 +31,21 @@ class ServerReference(Reference):
             )
 
     def score(self, completions: Sequence[Completion], settings: Settings, width: int) -> Scores:
-        """Ask for the scores of all texts; raises AdviceError if none is read as the same tokens."""
+        """Ask for the scores of all texts."""
         with ThreadPoolExecutor(width) as pool:
-            scores = list(pool.map(lambda completion: self.score_text(completion, settings), completions))
-        if any(len(completion.tokens) > 1 for completion in completions) and all(text is None for text in scores):
-            raise AdviceError(OTHER_TOKENS.format("it reads none of the texts as the same tokens"))
-        return scores
+            return list(pool.map(lambda completion: self.score_text(completion, settings), completions))
+
+    def check_prompts(self, subject: Client, prompts: Sequence[str]) -> None:
+        """Raise where subject and reference read some prompt as other tokens; answers are no test of that."""
+        for prompt in prompts[:CHECKED_PROMPTS]:
+            ids, texts = prompt_tokens(self.client, prompt)
+            try:
+                their_ids, their_texts = prompt_tokens(subject, prompt)
+            except AdviceError:  # it need not score prompts
+                return
+            is_cut_otherwise = texts != their_texts and "".join(texts) == "".join(their_texts)  # else names differ
+            if (ids != their_ids) if ids and their_ids else is_cut_otherwise:
+                raise AdviceError(OTHER_TOKENS.format(f"they read the prompt {quote(prompt)} as other tokens"))
 
     def score_text(self, completion: Completion, settings: Settings) -> list[Token] | None:
         """One text's tokens at the reference; None if it reads other tokens."""
@@ -37,7 +53,10 @@ class ServerReference(Reference):
             return None
         scored = self.by_numbers if self.client.dialect.scores_by == "prompt_logprobs" else self.by_echo
         entries = scored(completion, sampling_fields(settings, completion.ask.temperature))
-        if [entry.text for entry in entries] != [token.text for token in completion.tokens]:
+        if len(entries) != len(completion.tokens):
+            return None
+        is_text = numbers_of(completion) is None  # which may be read as other tokens than came
+        if is_text and [entry.text for entry in entries] != [token.text for token in completion.tokens]:
             return None
         return [entry.token(self.client.num_logprobs) for entry in entries]
 
@@ -64,6 +83,16 @@ class ServerReference(Reference):
         """The only choice of an answer of one token."""
         body = {"model": self.client.model, "max_tokens": 1, "logprobs": self.client.num_logprobs} | fields
         return next(iter(self.client.post(body).get("choices") or []), {})
+
+
+def prompt_tokens(client: Client, prompt: str) -> tuple[list[int], list[str]]:
+    """The numbers and the texts of a prompt's tokens, as a server reads it; empty where it does not say."""
+    can_echo = client.dialect.scores_by == "echo"
+    fields = client.dialect.fields | {"prompt": prompt, "max_tokens": 1, "temperature": 0.0}
+    body = {"model": client.model, "logprobs": client.num_logprobs} | fields | ({"echo": True} if can_echo else {})
+    choice: dict[str, Any] = next(iter(client.post(body).get("choices") or []), {})
+    texts = [entry.text for entry in entries_of(choice)][:-1] if can_echo else []
+    return choice.get("prompt_token_ids") or [], texts
 
 
 def numbers_of(completion: Completion) -> list[int] | None:
