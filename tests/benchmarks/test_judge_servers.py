@@ -34,7 +34,7 @@ def test_verdicts_and_failures_are_kept(monkeypatch, unchecked, tmp_path, capsys
     """False alarm with odds of 1e-6 at most."""
     monkeypatch.setattr(judge_servers, "running", running)
     monkeypatch.setattr(judge_servers, "ours", lambda: SUBJECTS)
-    words = ["judge_servers.py", str(tmp_path), "--temperature", "1", "--budget-tokens", "100"]
+    words = ["judge_servers.py", str(tmp_path), "--temperature", "1", "--budget-tokens", "1500"]
     monkeypatch.setattr("sys.argv", words)
     tables = []
     for _ in range(2):

@@ -1,7 +1,6 @@
 """`multidraft tune`: measure a pair on this machine, show which trees are fastest, and save that for `--tree auto`."""
 
 import json
-from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -168,8 +167,15 @@ def keep(profile: "Profile", speeds: Speeds, out: Path | None, plot: Path | None
 
 def show(profile: "Profile", speeds: Speeds, is_busy: bool) -> None:
     """Print the costs of a step of one row, acceptance at a node, speeds, and the tree that pays."""
-    costs = [[name, f"{1e3 * value:.2f}"] for name, value in zip(COST_NAMES, astuple(profile.costs(1)), strict=True)]
-    terminal.print_table(["one row", "milliseconds"], costs)
+    from multidraft.autotune.estimates import Work
+
+    costs = profile.costs(1)
+    seconds = dict(zip(COST_NAMES, (costs.plain, costs.first, costs.node, costs.level, costs.read), strict=True))
+    seconds |= {
+        f"a step with {nodes:g} looked-up tokens, as timed": costs.seconds(Work(0, 0, nodes))
+        for nodes, _ in costs.beside_line
+    }
+    terminal.print_table(["one row", "milliseconds"], [[name, f"{1e3 * value:.2f}"] for name, value in seconds.items()])
     rates = {temperature: profile.rates(temperature).average for temperature in sorted(profile.acceptance)}
     columns = ["acceptance at T", *(f"{count} draft{'s' * (count > 1)}" for count in DRAFT_COUNTS)]
     acceptance = [[f"{t:g}", *(f"{average[count]:.3f}" for count in DRAFT_COUNTS)] for t, average in rates.items()]
