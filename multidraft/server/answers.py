@@ -267,7 +267,7 @@ class Completion(Answers):
 
     def token_ids(self, choice: Choice, pieces: list[Piece]) -> Json:
         """The ids of the tokens, in a stream's first part also of the prompt's, if they were asked for."""
-        if not getattr(self.body, "return_token_ids", False):
+        if not self.body.says_token_ids:
             return {}
         prompt = {} if choice.has_sent else {"prompt_token_ids": choice.request.prompt}
         return prompt | {"token_ids": [piece.token for piece in pieces if piece.token >= 0]}

@@ -131,6 +131,11 @@ class GenerationBody(SamplingBody, PromptBody):
         """How many most likely tokens are listed per token; None without log-probabilities."""
         return None
 
+    @property
+    def says_token_ids(self) -> bool:
+        """Whether the answer has the ids of its tokens, and of the prompt's."""
+        return False
+
     @cached_property
     def functions(self) -> dict[str, dict[str, Any]]:
         """The functions that the answer may call: the schema of their arguments by name."""
@@ -170,6 +175,10 @@ class CompletionBody(GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def says_token_ids(self) -> bool:
+        return bool(self.return_token_ids)
 
 
 class Conversation(PromptBody):

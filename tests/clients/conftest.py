@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -18,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ZOO = ROOT / "multidraft" / "zoo"
+PROGRAM = Path(os.environ.get("MULTIDRAFT", ROOT / ".venv" / "bin" / "multidraft"))
 NAME = "embedded"
 MESSAGES = [{"role": "user", "content": "It was a dark and stormy night"}]
 
@@ -29,9 +31,17 @@ def url(tmp_path_factory) -> Iterator[str]:
         yield url_given
         return
     target = ending_at_a_full_stop(tmp_path_factory.mktemp("pair") / "target")
-    command = [os.environ.get("MULTIDRAFT", ROOT / ".venv" / "bin" / "multidraft"), "serve", "--port", "0"]
-    command += ["--name", NAME, "--target", target, "--draft", ZOO / "draft", "--tree", "2x1x1x1"]
-    with subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with served(PROGRAM, "--target", target, "--tree", "2x1x1x1") as address:
+        yield address
+
+
+@contextmanager
+def served(*command: object) -> Iterator[str]:
+    """The address at which a program serves with these options, beside the embedded drafter and a name."""
+    program, *options = command
+    words = [*(program if isinstance(program, list) else [program]), "serve", "--port", "0", "--name", NAME, *options]
+    words += ["--draft", ZOO / "draft"]
+    with subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
         yield next(address[0] for line in process.stderr if (address := re.search(r"http://[\d.:]+", line)))
         process.terminate()
@@ -59,14 +69,14 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 def run(tmp_path, url):
     """Runs a program of this environment in an empty folder, and returns what it prints."""
 
-    def call(program: str, *arguments: str, **environment: str) -> str:
+    def call(program: str, *arguments: str, code: int = 0, **environment: str) -> str:
         home = {"HOME": str(tmp_path), "LLM_USER_PATH": str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
         variables = {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"} | home | environment
         command = [str(Path(sys.executable).parent / program), *map(str, arguments)]
         done = subprocess.run(
             command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, timeout=600
         )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 
     return call
