@@ -145,6 +145,7 @@ class Auto(Growing):
         self.trees_while_right = 0  # by which a probe may still become longer
         self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
+        self.stake = 0.0  # tokens that the dearest of the last look-ups loses if it is wrong
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
 
     @property
@@ -206,7 +207,7 @@ class Auto(Growing):
         """What decides on the next phase."""
         if not self.has_costs:
             return Event.UNKNOWN
-        if self.gained < -MAX_LOSS * math.sqrt(self.rows):
+        if self.gained < -MAX_LOSS * math.sqrt(self.rows) - self.stake:
             return Event.LOSES
         if self.model_pays and not self.rests:
             return Event.PAYS
@@ -331,7 +332,10 @@ class Auto(Growing):
             tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
             self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
             if self.phase in (Phase.DRAFTING, Phase.RESTING) and not is_seeded:
-                self.gained = self.gained * fade + tokens - rows * seconds / self.costs.plain
+                plain_tokens = rows * seconds / self.costs.plain
+                self.gained = self.gained * fade + tokens - plain_tokens
+                if self.kind == "lookup":
+                    self.stake = max(self.stake * fade, plain_tokens - rows)
         return forecast
 
     def extend_probe(self, record: "StepRecord") -> None:
