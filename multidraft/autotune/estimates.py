@@ -224,7 +224,7 @@ class Costs:
     node: float | int  # per drafted node
     level: float | int = 0.0  # per level that a draft model reads
     read: float | int = 0.0  # per node that it reads
-    beside_line: tuple[tuple[float, float], ...] = ()  # by drafted nodes: the seconds beyond the line's
+    beside_line: tuple[tuple[float | int, float], ...] = ()  # by drafted nodes: the seconds beyond the line's
 
     def seconds(self, work: Work) -> float | int:
         """The seconds of a step that does this work."""
