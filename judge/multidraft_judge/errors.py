@@ -14,19 +14,18 @@ class AdviceError(ValueError):
     """Invalid input, or a server that cannot be judged; the command prints it on one line and exits with code 2."""
 
 
-def optional(module: str, extra: str) -> ModuleType:
-    """Import what an extra brings; raises AdviceError with its pip line.
+def optional(module: str, advice: str) -> ModuleType:
+    """Import what an extra brings; raises AdviceError that says how to get it.
 
-    >>> optional("no.such", "plot")
+    >>> optional("absent", "run pip install absent")
     Traceback (most recent call last):
     ...
-    multidraft_judge.errors.AdviceError: this needs no; run pip install 'multidraft-judge[plot]'
+    multidraft_judge.errors.AdviceError: this needs absent; run pip install absent
     """
     try:
         return import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
-        raise AdviceError(f"this needs {package}; run pip install 'multidraft-judge[{extra}]'") from error
+        raise AdviceError(f"this needs {module}; {advice}") from error
 
 
 def is_integer(value: object) -> bool:

@@ -167,7 +167,7 @@ class Verdict:
 
 def check_picture(path: Path) -> None:
     """Raise AdviceError if no picture can be written to a path; called before anything is asked."""
-    optional("matplotlib", "plot")
+    optional("matplotlib", "run pip install 'matplotlib>=3.8'")
     if path.suffix not in PICTURE_SUFFIXES:
         raise AdviceError(
             f"a picture cannot be written to {str(path)!r}; end its name in {', '.join(PICTURE_SUFFIXES)}"

@@ -29,4 +29,7 @@ def test_what_a_model_as_reference_needs_is_said(tmp_path: Path):
     words = ["http://127.0.0.1:1", "--model", "x", "--reference-model", "embedded"]
     result = subprocess.run([sys.executable, "-c", absent, *words], capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
-    assert result.stderr == "multidraft-judge: this needs multidraft; run pip install 'multidraft-judge[reference]'\n"
+    assert (
+        result.stderr
+        == "multidraft-judge: this needs multidraft; install its wheel, or `pip install .` in its checkout\n"
+    )

@@ -36,7 +36,7 @@ def load_reference(name: str, num_logprobs: int, dtype: str | None = None) -> "M
 
     In float32 it is read by transformers on the CPU, a GGUF file, too.
     """
-    optional("multidraft", "reference")
+    optional("multidraft", "install its wheel, or `pip install .` in its checkout")
     from multidraft.cli.models import DEFAULT_LOADER, NONE, TRANSFORMERS, Loader, load
     from multidraft.errors import AdviceError as Refusal
 
