@@ -247,7 +247,8 @@ class Auto(Growing):
             return None
         for length in CHAINS_TO_TIME:
             is_tried = self.chain_tries[self.profile.restarts, length] >= MAX_CHAIN_TRIES
-            if length <= self.depth and not is_tried and self.profile.chain_count(rows, length) < MIN_STEPS:
+            fits = length <= self.depth and length < self.limits.max_nodes
+            if fits and not is_tried and self.profile.chain_count(rows, length) < MIN_STEPS:
                 self.chain_tries[self.profile.restarts, length] += 1
                 return StaticTree(Tree.levels([1] * length))
         return None

@@ -136,6 +136,13 @@ def test_passes_of_sixteen_tokens_are_timed_and_those_between(clock: MadeUpClock
     assert min(counts[1]) >= MIN_STEPS > min(counts[2])
 
 
+@pytest.mark.parametrize("limits", [TreeLimits(2, 15), TreeLimits(32, 2)])
+def test_no_chain_is_timed_that_is_longer_than_trees_may_be(limits: TreeLimits, clock: MadeUpClock) -> None:
+    policy = Auto(Profile({}), 1.0, limits, 1e6, "lookup")
+    step_records = records(policy, Ticking(clock, PLAIN), Lookup(3), 60)
+    assert max(len(record.trees[0]) - 1 for record in step_records) <= 2
+
+
 def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpClock) -> None:
     """A server draws the first token of a new row from what its prompt has brought, in a step that nothing times."""
     profile = Profile({})
