@@ -93,7 +93,7 @@ def answers(
     `order` is that of the prompts; with other `seeds` the answers to the same requests are others.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    prompts, count = default_prompts(), 0
+    prompts, count = [prompt.text for prompt in default_prompts()], 0
     random.Random(order).shuffle(prompts)
     client = Client(url, "embedded", timeout=600)
     asking = Asking(client, settings, folder, {"judge_teeth": 1, "order": order, "seeds": seeds} | vars(settings))
@@ -115,6 +115,7 @@ def judged(
         case.add(completions)
         if case.reasons:
             break
+    case.close()
     evidence = case.reported if case.referenced is None else case.referenced
     by_bet = {f"{score}, {stratum}": value for (stratum, score), value in evidence.by_bet().items()}
     is_bet = evidence.convicts(case.part_alpha)
