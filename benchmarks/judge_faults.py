@@ -125,9 +125,10 @@ def noise_drawn_with_again(self, walk_results, numbers):
 def targets_of_the_node_before(self, places):
     """A node is verified against the logits of the one before it; what is listed is right."""
     before = [(row, max(node - 1, 0)) for row, node in places]
-    found = plain_targets(self, before)
+    targets_before = plain_targets(self, before)
     return {
-        place: NodeTarget(found[other].line, self.ids_at(place)) for place, other in zip(places, before, strict=True)
+        place: NodeTarget(targets_before[other].line, self.ids_at(place))
+        for place, other in zip(places, before, strict=True)
     }
 
 

@@ -25,10 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine_environments import OURS as OUR_ENGINE
-from engine_environments import engine_and_version, environment
+from engine_environments import OUR_ENGINE, engine_and_version, environment
 from judged_table import add_lines, cause, line_of
-from servers import NGRAM, Contestant, running
+from servers import LLAMA_SERVER, NGRAM, Contestant, running
 from tqdm import tqdm
 
 from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, SMOLLM2, resolve
@@ -71,7 +70,7 @@ VLLM: dict[str, dict[str, Any] | None] = {  # ways to draft and to verify
     "none": None,
 }
 SHORT = ["--max-tokens", "16"]  # of texts that must not end by themselves
-LLAMA_SERVER, PLUGIN = (Path(__file__).with_name(name) for name in ("llama_server.py", "vllm_mended.py"))
+PLUGIN = Path(__file__).with_name("vllm_mended.py")
 ENTRY_POINT = "[vllm.general_plugins]\nmended = vllm_mended:register\n"
 
 

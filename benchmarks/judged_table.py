@@ -18,15 +18,15 @@ FILE, PAGE = "judged.jsonl", "judged.md"
 
 def line_of(engine: str, version: str, drafts: str, kept: Line) -> Line:
     """The line of a verdict that was kept, or of why there is none."""
-    found = kept.get("verdict")
+    verdict = kept.get("verdict")
     line = {"engine": engine, "version": version, "drafts": drafts, "temperature": kept["temperature"]}
-    if found is None:
+    if verdict is None:
         line |= {"verdict": CANNOT, "tokens": 0, "evidence": cause(kept["error"])}
     else:
-        powers = [bets["highest"] for bets in found["bets"] if bets["tokens"]]
-        evidence = found["reasons"] or [f"bets 10^{max(powers):.1f}" if powers else "no greedy token is unlikely"]
-        verdict = "guilty" if found["guilty"] else "nothing found"
-        line |= {"verdict": verdict, "tokens": found["tokens"], "evidence": evidence[0]}
+        powers = [bets["highest"] for bets in verdict["bets"] if bets["tokens"]]
+        evidence = verdict["reasons"] or [f"bets 10^{max(powers):.1f}" if powers else "no greedy token is unlikely"]
+        outcome = "guilty" if verdict["guilty"] else "nothing found"
+        line |= {"verdict": outcome, "tokens": verdict["tokens"], "evidence": evidence[0]}
     hardware = {name: kept[name] for name in ("cpu", "vectors", "threads", "gpu") if name in kept}
     return line | {"day": kept["date"], "commit": kept["commit"], "hardware": hardware}
 
@@ -50,8 +50,8 @@ def add_lines(folder: Path, lines: Iterable[Line]) -> None:
     known = read_lines(file)
     known += [line for line in lines if line not in known]
     file.write_text("".join(json.dumps(line) + "\n" for line in known))
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, from_table = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = from_table.partition(END)
     if not begin or not end:
         raise AdviceError(f"{page} has no table between {BEGIN} and {END}; put these lines where it should stand")
     page.write_text(f"{before}{BEGIN}\n\n{table(known)}\n\n{END}{after}", encoding="utf-8")

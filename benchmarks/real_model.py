@@ -17,7 +17,7 @@ from pathlib import Path
 
 import edit_prompts
 import spec_bench
-from servers import Contestant, running
+from servers import LLAMA_LOOKUPS, LLAMA_SERVER, Contestant, running
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -25,8 +25,7 @@ from multidraft.io import files
 TASKS = {"summaries": "summarization", "contexts": "rag", "chats": "mt_bench"}  # by Spec-Bench's names
 LONGEST_PROMPT = 6000  # characters
 PLAIN, LOOKUPS = "llama.cpp's server", "its look-ups"
-SERVER = [sys.executable, str(Path(__file__).with_name("llama_server.py")), "{port}"]
-SERVER_SETTINGS = "--looked-up 12 --drafted 48 --slots 1 --context 4096".split()
+SERVER_SETTINGS = [*LLAMA_LOOKUPS, "--slots", "1", "--context", "4096"]
 
 
 def prompts(folder: Path, each: int) -> list[dict[str, str]]:
@@ -50,7 +49,11 @@ def spread(lines: list[dict[str, str]], count: int) -> list[dict[str, str]]:
 def contestants(target: str, threads: int) -> list[Contestant]:
     """llama.cpp's server, plainly and with look-ups."""
     return [
-        Contestant(name, [*SERVER, target, drafts, *SERVER_SETTINGS, "--threads", str(threads)], {})
+        Contestant(
+            name,
+            [sys.executable, str(LLAMA_SERVER), "{port}", target, drafts, *SERVER_SETTINGS, "--threads", str(threads)],
+            {},
+        )
         for name, drafts in {PLAIN: "none", LOOKUPS: "ngram"}.items()
     ]
 

@@ -100,9 +100,9 @@ class Case:
         """Learn from the texts that came how far the reference is off from itself, and begin to bet on its law."""
         texts = [completion for completion, _ in self.waiting]
         sample = (texts * WIDTHS[-1])[: max(len(texts), WIDTHS[-1])]  # few texts would fill no batch
-        own = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
-        stated = reference.rounding_share * self.rounding if self.rounding >= BFLOAT16_ROUNDING else 0.0
-        self.reference_rounding = max(own, stated)
+        own_rounding = rounding_of(reference, sample[:MAX_TEXTS_FOR_ROUNDING], self.settings)
+        stated_rounding = reference.rounding_share * self.rounding if self.rounding >= BFLOAT16_ROUNDING else 0.0
+        self.reference_rounding = max(own_rounding, stated_rounding)
         self.referenced = Evidence(max(self.rounding, MARGIN * self.reference_rounding))
 
     def add_waiting(self, evidence: Evidence) -> None:

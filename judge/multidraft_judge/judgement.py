@@ -11,7 +11,7 @@ from multidraft_judge.asking.functions import Function
 from multidraft_judge.asking.requests import Asking, Subject, ask_of, waves
 from multidraft_judge.case import Case
 from multidraft_judge.defaults import ALPHA, BUDGET_TOKENS, MAX_TOKENS, NUM_LOGPROBS, ROUNDING, TIMEOUT_SECONDS
-from multidraft_judge.errors import AdviceError, check_integer, check_number, is_number, quote
+from multidraft_judge.errors import AdviceError, check_integer, check_number, check_text, is_number, quote
 from multidraft_judge.evidence.laws import Reported, Settings, reported_law
 from multidraft_judge.evidence.observation import Ask
 from multidraft_judge.journal import folder_of
@@ -67,8 +67,10 @@ def judge(
     """
     check(budget_tokens, alpha, temperature, top_p, top_k, max_tokens, num_logprobs, rounding, reported)
     texts = [prompt.text for prompt in default_prompts()] if prompts is None else list(prompts)
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise AdviceError("prompts must be texts that are not empty; give at least one")
+    if not texts:
+        raise AdviceError("there are no prompts; give at least one")
+    for text in texts:
+        check_text(text, "a prompt")
     connect = partial(Client, num_logprobs=num_logprobs, timeout=float(timeout), api_key=api_key, transport=transport)
     asked: Subject
     listed: Reported

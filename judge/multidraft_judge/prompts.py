@@ -76,8 +76,8 @@ def first_turn(turns: Any) -> Any:
     """
     if not isinstance(turns, list):
         return turns
-    said = [turn for turn in turns if not (isinstance(turn, dict) and turn.get("role") == "system")]
-    first = said[0] if said else None
+    turns_without_system = [turn for turn in turns if not (isinstance(turn, dict) and turn.get("role") == "system")]
+    first = turns_without_system[0] if turns_without_system else None
     return first.get("content") if isinstance(first, dict) else first
 
 

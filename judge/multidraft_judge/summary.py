@@ -9,8 +9,8 @@ TITLE = "## multidraft-judge: "
 
 def summary(verdict: Verdict) -> str:
     """What was found and where first, the smallest bias that would have been seen, and the table of the evidence."""
-    found = "**guilty**" if verdict.guilty else "nothing found"
-    lines = [f"{TITLE}{found} in {verdict.tokens:,} tokens of {verdict.texts:,} texts", ""]
+    outcome = "**guilty**" if verdict.guilty else "nothing found"
+    lines = [f"{TITLE}{outcome} in {verdict.tokens:,} tokens of {verdict.texts:,} texts", ""]
     lines += [*code(verdict.subject, *verdict.reasons), "", bias_line(verdict), ""]
     lines += ["| looked at | tokens | found |", "|---|---:|---|"]
     lines += [f"| {' | '.join(row)} |" for row in verdict.rows()]

@@ -55,7 +55,7 @@ class Bets:
         )
 
     @property
-    def found(self) -> str:
+    def outcome(self) -> str:
         """What the bets have won, in words."""
         if self.highest < LEAST_SHOWN:
             return f"none: no bet has won (10^0.0, guilty from 10^{self.threshold:.1f})"
@@ -99,8 +99,8 @@ class Verdict:
 
     def __repr__(self) -> str:
         """In short, as where an assert fails: all else would be thousands of numbers."""
-        found = f"guilty: {'; '.join(self.reasons)}" if self.guilty else "nothing found"
-        return f"<Verdict, odds of a false alarm {self.alpha:g}, {self.tokens:,} tokens, {found}>"
+        outcome = f"guilty: {'; '.join(self.reasons)}" if self.guilty else "nothing found"
+        return f"<Verdict, odds of a false alarm {self.alpha:g}, {self.tokens:,} tokens, {outcome}>"
 
     @property
     def guilty(self) -> bool:
@@ -128,7 +128,7 @@ class Verdict:
             for bets in self.bets
             if bets.tokens
             for row in (
-                [f"bets against the {bets.law} law", f"{bets.tokens:,}", bets.found],
+                [f"bets against the {bets.law} law", f"{bets.tokens:,}", bets.outcome],
                 [f"open in the {bets.law} law", f"{bets.open_tokens:,}", f"{bets.entropy:.3f} nats a token"],
             )
         ]
@@ -137,8 +137,8 @@ class Verdict:
             if self.compared.skipped_texts:
                 difference += f"; {self.compared.skipped_texts} texts left out, which it reads as other tokens"
             rows.append(["log-probabilities, reference", f"{self.compared.tokens:,}", difference])
-        found = f"{len(self.greedy_places)} are not the likeliest" if self.greedy_tokens else "not tried"
-        rows.append(["greedy tokens", f"{self.greedy_tokens:,}", found])
+        outcome = f"{len(self.greedy_places)} are not the likeliest" if self.greedy_tokens else "not tried"
+        rows.append(["greedy tokens", f"{self.greedy_tokens:,}", outcome])
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])
         for score in FIXED_NAMES:

@@ -20,8 +20,8 @@ from multidraft_judge.summary import refusal, summary
 from sampled import FakeServer, mixed, speculative
 
 ACTION = yaml.safe_load((Path(__file__).parents[1] / "action.yml").read_text())
-STEPS = ACTION["runs"]["steps"]
-(STEP,) = (step for step in STEPS if step.get("id") == "judge")
+ACTION_STEPS = ACTION["runs"]["steps"]
+(STEP,) = (step for step in ACTION_STEPS if step.get("id") == "judge")
 KEY = "a-key-that-nobody-may-see"
 
 
@@ -50,10 +50,10 @@ def served(server: FakeServer) -> Iterator[str]:
         listener.shutdown()
 
 
-def act(folder: Path, **given: str) -> subprocess.CompletedProcess[str]:
+def act(folder: Path, **changed_inputs: str) -> subprocess.CompletedProcess[str]:
     """Run the step that judges, with its variables and the defaults of the action, as GitHub would."""
     inputs = {name: entry.get("default", "") for name, entry in ACTION["inputs"].items()}
-    inputs |= {name.replace("_", "-"): value for name, value in given.items()}
+    inputs |= {name.replace("_", "-"): value for name, value in changed_inputs.items()}
     variables = {
         name: inputs[re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", value)[1]] for name, value in STEP["env"].items()
     }
@@ -139,8 +139,8 @@ def test_no_input_is_a_part_of_the_code(tmp_path, text):
 
 
 def test_expressions_stand_only_where_github_does_not_run_them():
-    assert [step for step in STEPS if "${{" in step.get("run", "")] == []
-    assert "run" in STEPS[0]
+    assert [step for step in ACTION_STEPS if "${{" in step.get("run", "")] == []
+    assert "run" in ACTION_STEPS[0]
     assert sorted(re.findall(r"inputs\.([\w-]+)", str(STEP["env"]))) == sorted(ACTION["inputs"])
 
 

@@ -124,6 +124,14 @@ def test_a_key_that_cannot_be_sent(network, prompts, key):
     assert judge(prompts, "--api-key", "a-B~1").exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["", "a\ud800"])
+def test_a_name_that_cannot_be_sent(network, prompts, name):
+    network["fake"] = FakeServer()
+    with pytest.raises(AdviceError, match=r"the model's name is .*, which is no text that can be sent"):
+        judge_subject(URL, name)
+    assert network["fake"].bodies == []
+
+
 def test_a_slow_server():
     def answer(request: httpx2.Request) -> httpx2.Response:
         raise httpx2.ReadTimeout("slow")

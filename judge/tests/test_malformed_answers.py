@@ -170,7 +170,7 @@ def test_nothing_is_said_of_what_was_not_asked(network, prompts, tmp_path):
     sampled = judge(prompts, "--plot", tmp_path / "evidence.svg")
     assert re.search("greedy tokens +0 +not tried", sampled.stdout)
     verdict = judged(FakeServer())
-    found = [replace(verdict.bets[0], highest=highest).found for highest in (0.04, 0.06)]
-    assert found == ["none: no bet has won (10^0.0, guilty from 10^6.0)", "10^0.1, guilty from 10^6.0"]
+    outcomes = [replace(verdict.bets[0], highest=highest).outcome for highest in (0.04, 0.06)]
+    assert outcomes == ["none: no bet has won (10^0.0, guilty from 10^6.0)", "10^0.1, guilty from 10^6.0"]
     verdict.draw(tmp_path / "other.svg")
     assert f"<!-- {URL}: nothing found in {verdict.tokens:,} tokens -->" in (tmp_path / "other.svg").read_text()

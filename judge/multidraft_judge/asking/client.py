@@ -15,7 +15,7 @@ from multidraft_judge import fields
 from multidraft_judge.asking.answers import completion_of
 from multidraft_judge.asking.dialects import ANSWER, dialect_of
 from multidraft_judge.defaults import NUM_LOGPROBS, TIMEOUT_SECONDS
-from multidraft_judge.errors import AdviceError
+from multidraft_judge.errors import AdviceError, check_text
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import Ask, Completion
 
@@ -48,6 +48,7 @@ class Client:
         self.num_logprobs, self.timeout, self.sleep = num_logprobs, timeout, sleep
         if not url.startswith(("http://", "https://")):
             raise AdviceError(f"{url!r} is no address of a server; {EXAMPLE}")
+        check_text(model, "the model's name")
         if api_key is not None and not re.fullmatch(KEY, api_key):
             raise AdviceError(f"--api-key (from Python: api_key) {KEY_FAULT}; pass it as the server shows it")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}

@@ -40,8 +40,8 @@ def measure(
     Answers are kept in the folder `out`; what is there is not asked again. `progress` gets the number of answers.
     Raises AdviceError if a server does not say how many tokens its chunks have.
     """
-    given = default_prompts() if prompts is None else prompts
-    asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in given]
+    all_prompts = default_prompts() if prompts is None else prompts
+    asked = [prompt if isinstance(prompt, Prompt) else Prompt(prompt) for prompt in all_prompts]
     check(asked, temperatures, max_tokens)
     urls = {DRAFTS: url} | ({} if plain is None else {PLAIN: plain})
     servers = {
