@@ -144,13 +144,11 @@ def judge(
     if reference is not None and reference_model is not None:
         raise AdviceError("--reference and --reference-model are two references; give one")
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from multidraft_judge.evidence.laws import reported_law
     from multidraft_judge.judgement import judge as judge_subject
     from multidraft_judge.prompts import read_prompts
     from multidraft_judge.references.model import check_dtype, load_reference
+    from multidraft_judge.terminal import progress_bar
     from multidraft_judge.verdict import check_picture
 
     check_dtype(reference_dtype, reference_model)
@@ -161,9 +159,7 @@ def judge(
     source: Any = reference
     if reference_model is not None:
         source = load_reference(reference_model, logprobs, reference_dtype)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("tokens", total=budget_tokens)
+    with progress_bar("tokens", budget_tokens) as progress:
         verdict = judge_subject(
             url,
             model,
@@ -183,7 +179,7 @@ def judge(
             timeout=timeout,
             api_key=api_key,
             out=out,
-            progress=lambda tokens: progress.update(bar, completed=min(tokens, budget_tokens)),
+            progress=progress,
         )
     if plot is not None:
         verdict.draw(plot)
@@ -203,14 +199,9 @@ def check_measuring_options(context: typer.Context) -> None:
 
 def show(verdict: "Verdict") -> None:
     """Print the verdict as a table."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from multidraft_judge.terminal import print_table
 
-    table = Table("looked at", "tokens", "found", box=box.SIMPLE_HEAD)
-    for row in verdict.rows():
-        table.add_row(*row)
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000).print(table)
+    print_table(["looked at", "tokens", "found"], verdict.rows())
     for reason in verdict.reasons:
         typer.echo(f"guilty: {reason}")
     if not verdict.guilty:

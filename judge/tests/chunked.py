@@ -1,31 +1,21 @@
 """A server whose streams have chunks of given sizes, and that says in one way or another how many tokens they have."""
 
 import json
-from collections import Counter
 from typing import Any
 
 import httpx2
+from sampled import RecordedServer
 
 OWNERS = {"usage": "vllm", "timings": "llamacpp", "logprobs": "someone", "nothing": "someone"}
 
 
-class ChunkServer:
+class ChunkServer(RecordedServer):
     """Each prompt has its chunks; `says` is how the server counts tokens, `refused` a field that it does not take."""
 
     def __init__(self, sizes: dict[str, list[int]], says: str = "usage", refused: str = ""):
+        super().__init__()
         self.sizes, self.says, self.refused = sizes, says, refused
-        self.bodies = list[dict[str, Any]]()
         self.failing_after: int | None = None  # so many requests
-
-    @property
-    def transport(self) -> httpx2.MockTransport:
-        """In place of the network."""
-        return httpx2.MockTransport(self.answer)
-
-    @property
-    def prompts(self) -> Counter[str]:
-        """How often each prompt was asked."""
-        return Counter(body["prompt"] for body in self.bodies)
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
         """The answer to a request."""

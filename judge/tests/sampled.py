@@ -95,15 +95,15 @@ def write(step: Callable[[str, random.Random], str], ask: Ask, rng: random.Rando
     return chunks
 
 
-class FakeServer:
-    """A server in the form of OpenAI's, as a transport: it counts requests, and can be made to misbehave."""
+class RecordedServer:
+    """What stands for the network in place of a server that `answer` makes, and the bodies that it was sent."""
 
-    def __init__(self, step: Callable[[str, random.Random], str] = speculative, owner: str = "multidraft"):
-        self.step, self.owner, self.lock = step, owner, threading.Lock()
+    def __init__(self) -> None:
         self.bodies = list[dict[str, Any]]()
-        self.says_ids = False  # of tokens
-        self.busy = 0  # so many requests are answered with 429
-        self.change: Callable[[dict[str, Any]], Any] = lambda choice: choice  # of every choice
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        """The answer to a request."""
+        raise NotImplementedError
 
     @property
     def transport(self) -> httpx2.MockTransport:
@@ -114,6 +114,17 @@ class FakeServer:
     def prompts(self) -> Counter[str]:
         """How often each prompt was asked."""
         return Counter(body["prompt"] for body in self.bodies)
+
+
+class FakeServer(RecordedServer):
+    """A server in the form of OpenAI's, as a transport: it counts requests, and can be made to misbehave."""
+
+    def __init__(self, step: Callable[[str, random.Random], str] = speculative, owner: str = "multidraft"):
+        super().__init__()
+        self.step, self.owner, self.lock = step, owner, threading.Lock()
+        self.says_ids = False  # of tokens
+        self.busy = 0  # so many requests are answered with 429
+        self.change: Callable[[dict[str, Any]], Any] = lambda choice: choice  # of every choice
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
         """The answer to a request."""
