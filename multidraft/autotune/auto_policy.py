@@ -128,6 +128,8 @@ class Auto(Growing):
         self.without_drafts = StaticTree(NO_DRAFTS)
         self.first_tree = StaticTree(tree_within(size, LOOKUP_TREE if kind == "lookup" else MODEL_TREE))  # timed first
         self.seeded_tree = StaticTree(tree_within(size, Tree.parse(FIXED_TREE)))
+        lengths = [n for n in CHAINS_TO_TIME if kind == "lookup" and n <= min(size.nodes, size.depth)]
+        self.chains = {length: StaticTree(Tree.levels([1] * length)) for length in lengths}  # timed later, by length
         shapes = (self.limits, self.first_tree.limits, self.seeded_tree.limits)
         max_paths = max(shape.max_paths or 0 for shape in shapes)
         self.limits = replace(self.limits, draft_counts=range(1, MAX_DRAFTS + 1), max_paths=max_paths)
@@ -139,8 +141,7 @@ class Auto(Growing):
         self.steps = self.steps_without_drafts = 0
         self.has_said_timing = False
         self.has_drafted: bool | None = None  # in the last step
-        self.steps_with_first_tree = Counter[tuple[int, int]]()  # by the profile's restarts and rows
-        self.chain_tries = Counter[tuple[int, int]]()  # by the profile's restarts and the chain's length
+        self.steps_with_tree = Counter[tuple[int, int, StaticTree]]()  # by restarts of the profile, rows
         self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
         self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
@@ -233,7 +234,7 @@ class Auto(Growing):
         """The tree that is drafted to be timed: a new pair's first steps, and then some without drafts."""
         plain_steps = self.profile.step_count(rows, False)
         if self.phase is Phase.TIMING:  # where nothing can be drafted, tries come to an end
-            is_plain = plain_steps < MIN_STEPS or self.tries(rows) >= 2 * MIN_STEPS
+            is_plain = plain_steps < MIN_STEPS or self.tries(rows, self.first_tree) >= 2 * MIN_STEPS
             return self.without_drafts if is_plain else self.first_tree
         is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
         if is_open and self.steps % TIME_PLAIN_EVERY in CHAIN_STEPS and (chain := self.chain_to_time(rows)) is not None:
@@ -243,19 +244,14 @@ class Auto(Growing):
 
     def chain_to_time(self, rows: int) -> StaticTree | None:
         """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled."""
-        if self.kind != "lookup" or rows > 1:
-            return None
-        for length in CHAINS_TO_TIME:
-            is_tried = self.chain_tries[self.profile.restarts, length] >= MAX_CHAIN_TRIES
-            fits = length <= self.depth and length < self.limits.max_nodes
-            if fits and not is_tried and self.profile.chain_count(rows, length) < MIN_STEPS:
-                self.chain_tries[self.profile.restarts, length] += 1
-                return StaticTree(Tree.levels([1] * length))
+        for length, chain in self.chains.items() if rows == 1 else ():
+            if self.profile.chain_count(rows, length) < MIN_STEPS and self.tries(rows, chain) < MAX_CHAIN_TRIES:
+                return chain
         return None
 
-    def tries(self, rows: int) -> int:
-        """How many steps with so many rows drafted the first tree, to time it, since the profile began anew."""
-        return self.steps_with_first_tree[self.profile.restarts, rows]
+    def tries(self, rows: int, tree: StaticTree) -> int:
+        """How many steps with so many rows drafted a tree to time it, since the profile began anew."""
+        return self.steps_with_tree[self.profile.restarts, rows, tree]
 
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
@@ -319,8 +315,9 @@ class Auto(Growing):
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
         is_seeded = any(tree.is_seeded for tree in record.trees)
-        rows, draws_first = len(record.trees), self.timed_tree is self.first_tree
-        self.steps_with_first_tree[self.profile.restarts, rows] += draws_first and not is_seeded
+        rows = len(record.trees)
+        if self.timed_tree is not None and not is_seeded:
+            self.steps_with_tree[self.profile.restarts, rows, self.timed_tree] += 1
         if self.is_probing:
             self.extend_probe(record)
         self.prompt_reads *= not work.reads
