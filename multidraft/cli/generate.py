@@ -229,7 +229,8 @@ def decode_each_way(
         return drafted, None, {}
     unseen, seed = Texts(pair.tokenizer, texts.prompts, job.stops(pair)), job.seed * SEED_STRIDE
     plain = drafted if pair.draft is None else decode(pair, job, unseen, drafts=False)
-    prompts, keywords = texts.prompts, {} if job.schema else baselines(pair, job.settings, job.target)
+    skipped = job.schema or output.baselines == NONE
+    prompts, keywords = texts.prompts, {} if skipped else baselines(pair, job.settings, job.target)
     settings = job.settings | {"eos_token_id": job.ends(pair), "stop": job.stops(pair)}
     chosen = {name: k for name, k in keywords.items() if output.baselines in (name, ALL_BASELINES)}
     return drafted, plain, {n: run_baseline(pair, prompts, settings, seed, k) for n, k in chosen.items()}
