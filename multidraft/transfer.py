@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 ALIGNMENT = 8  # bytes, of the largest numbers
 
@@ -25,13 +26,18 @@ def take(values: Shaped[Tensor, "*shape"], *places: Sequence[int]) -> Shaped[Ten
     return values[tuple(upload(places, values.device, torch.int64).unbind())]
 
 
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """The lines of all parts, uncopied where there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
+
+
 def download(*tensors: Tensor) -> list[Tensor]:
     """The tensors on the CPU, of which those on one device wait once; those of the CPU are returned as they are."""
     away = [tensor for tensor in tensors if not tensor.is_cpu]
     if len(away) < 2 or len({tensor.device for tensor in away}) > 1:
         return [tensor.cpu() for tensor in tensors]
     flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in away]
-    padded = [torch.nn.functional.pad(part, (0, -len(part) % ALIGNMENT)) for part in flat]
+    padded = [pad(part, (0, -len(part) % ALIGNMENT)) if len(part) % ALIGNMENT else part for part in flat]
     arrived = torch.cat(padded).cpu().split([len(part) for part in padded])
     copies = {
         id(tensor): part[: len(raw)].view(tensor.dtype).view(tensor.shape)

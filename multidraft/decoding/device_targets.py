@@ -17,7 +17,7 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual
 from multidraft.sampling.from_logits import can_be_pending, pending_distributions
 from multidraft.sampling.gate import RowFault
-from multidraft.transfer import download, upload
+from multidraft.transfer import concatenate, download, upload
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.precision import FACTOR_BELOW_ONE
 
@@ -96,18 +96,19 @@ def sums_of_others(
     A support has places in all lines together. A few lines at a time, because sums are float64.
     """
     uniform, size = upload(numbers, probs.device, torch.float64).clamp(max=FACTOR_BELOW_ONE)[:, None], probs.shape[1]
-    before, totals, tokens = list[Tensor](), list[Tensor](), list[Tensor]()
+    parts = list[tuple[Tensor, Tensor, Tensor]]()
     for first in range(0, len(probs), MAX_SUMMED_LINES):
         others = probs[first : first + MAX_SUMMED_LINES].clone()
-        places = torch.cat([*supports[first : first + len(others)]]) - first * size
+        places = concatenate(supports[first : first + len(others)])
+        places = places - first * size if first else places
         others.view(-1).index_fill_(0, places, 0.0)
         sums = others.cumsum(-1, dtype=torch.float64)
-        before.append(sums.view(-1)[places])
-        total = sums[:, -1:].contiguous()
+        total = sums[:, -1:].clone(memory_format=torch.contiguous_format)  # a line alone would keep its stride
         drawn = torch.searchsorted(sums, uniform[first : first + len(sums)] * total, right=True)
-        tokens.append(drawn.minimum(torch.searchsorted(sums, total))[:, 0])  # as `pick` does
-        totals.append(total[:, 0])
-    return torch.cat(before), torch.cat(totals), torch.cat(tokens)
+        drawn = drawn.minimum(torch.searchsorted(sums, total))  # as `pick` does
+        parts.append((sums.view(-1)[places], total[:, 0], drawn[:, 0]))
+    before, totals, tokens = map(concatenate, zip(*parts, strict=True))
+    return before, totals, tokens
 
 
 def targets_of(

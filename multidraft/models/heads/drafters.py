@@ -23,7 +23,7 @@ from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.loading import reason
 from multidraft.models.huggingface.packed_view import view_of
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
-from multidraft.transfer import take, upload
+from multidraft.transfer import concatenate, take, upload
 
 Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
@@ -56,11 +56,6 @@ def settled_count(row: Row, path: list[int]) -> int:
     if not path:
         return 0
     return len(row.kept) - row.memory.settled + sum(node < row.memory.first for node in path)
-
-
-def concatenate(parts: list[Tensor]) -> Tensor:
-    """The lines of all parts, uncopied where there is one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def pad_rows(rows: list[Tensor]) -> Shaped[Tensor, "rows longest *shape"]:

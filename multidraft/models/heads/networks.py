@@ -30,6 +30,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from multidraft.models.huggingface.compat import windows
 
 KINDS = EAGLE3, DFLASH, MEDUSA = "eagle3", "dflash", "medusa"
+MAX_QUERIES = 256  # of whom all scores are in memory at once, where attention is made of products
 NewTokens = Int[Tensor, "rows new"]
 States = Float[Tensor, "rows new hidden"]
 Inputs = Float[Tensor, "rows new inputs"]  # of an attention or of `fc`, which may be wider
@@ -88,6 +89,28 @@ def turn(states: Heads, rotary: Rotary) -> Heads:
     return torch.cat([turned * cos + half * sin, rest], -1)
 
 
+def attend(queries: Heads, keys: Heads, values: Heads, mask: AttentionMask) -> Heads:
+    """What queries read of the values whose keys they see.
+
+    On a GPU it is made of products where nothing is learnt: PyTorch gives masked attention to cuDNN there, which plans
+    for 0.1 seconds at every new number of keys, and a step of a tree brings one.
+    """
+    if queries.is_cuda and mask.is_floating_point() and not torch.is_grad_enabled():
+        return attend_by_products(queries, keys, values, mask)
+    return nn.functional.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+
+
+def attend_by_products(queries: Heads, keys: Heads, values: Heads, mask: Float[Tensor, "#rows 1 new slots"]) -> Heads:
+    """The same, some queries at a time: all their scores are in memory at once."""
+    results, shared = list[Tensor](), (keys.shape[1], queries.shape[1] // keys.shape[1])
+    for some, seen in zip(queries.split(MAX_QUERIES, 2), mask.split(MAX_QUERIES, 2), strict=True):
+        grouped = (some * some.shape[-1] ** -0.5).unflatten(1, shared).flatten(2, 3)
+        scores = (grouped @ keys.mT).unflatten(2, (shared[1], -1)) + seen[:, None]
+        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype).flatten(2, 3)
+        results.append((weights @ values).unflatten(2, (shared[1], -1)).flatten(1, 2))
+    return results[0] if len(results) == 1 else torch.cat(results, 2)
+
+
 class Attention(nn.Module):
     """Attention of a layer, whose inputs may be wider than the model; queries and keys have norms in Qwen3."""
 
@@ -118,8 +141,7 @@ class Attention(nn.Module):
         queries = turn(self.q_norm(self.split(self.q_proj(states))), rotary)
         keys, values = self.remember(states, rotary, cache)
         mask = masks[self.kind] if isinstance(masks, Mapping) else masks
-        read = nn.functional.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
-        return self.o_proj(read.transpose(1, 2).flatten(2))
+        return self.o_proj(attend(queries, keys, values, mask).transpose(1, 2).flatten(2))
 
 
 class Layer(nn.Module):

@@ -28,7 +28,7 @@ from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.huggingface.compat import memory_name, needs_paths
 from multidraft.models.huggingface.kv_cache import Storage, TreeCache
-from multidraft.models.huggingface.weight_marks import ModelMark, PlaceMark, has_additions
+from multidraft.models.huggingface.weight_marks import ModelMark, PlaceMark, PlaceWatch, has_additions
 
 MAX_STEP_TOKENS = 256  # of a step that is compiled; a wider one is bound by arithmetic
 MIN_SLOTS = 256  # that a step sees
@@ -42,12 +42,11 @@ StepFunction = Callable[..., list[Tensor]]  # of tokens, positions, masks, slots
 
 
 def capture_graph(call: Callable[[], list[Tensor]], pool: Any) -> Callable[[], list[Tensor]]:
-    """A call's replay on a GPU over the same memory, as one launch; it runs twice before, to settle choices."""
+    """A call's replay on a GPU over the same memory, as one launch; it runs once before, to settle choices."""
     current, side, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
+        call()
     current.wait_stream(side)
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
         results = call()
@@ -188,13 +187,14 @@ class BufferPool(Storage):
         return min(bucket(needed, MIN_SLOTS), max(self.capacity - SPARE_SLOTS, whole_slots(needed)))
 
     def captured_step(
-        self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: StepFunction
+        self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: StepFunction, compiles: bool
     ) -> CapturedStep:
         """The step of such a size, ready to be filled."""
         rows, new, slots = size
         self.reserve(rows, slots)
         # What is compiled first serves all sizes of its kind: a compiler takes sizes that are equal for the same.
-        for recorded in ((2 if rows > 1 else 1, 4 if new > 1 else 1, MIN_SLOTS), size):
+        first_of_kind = [(2 if rows > 1 else 1, 4 if new > 1 else 1, MIN_SLOTS)] if compiles else []
+        for recorded in (*first_of_kind, size):
             if recorded not in self.captured_steps:
                 # No two share a storage, so that a compiler need not ask whether they overlap.
                 memory = [from_dlpack(buffer) for layer in cache.layers for buffer in layer.buffers]
@@ -213,6 +213,7 @@ class FixedSteps:
 
     def __init__(self, model: PreTrainedModel, compiles: bool, layers: tuple[int, ...] = ()):
         self.device, self.dtype, self.compiles = model.device, model.dtype, compiles
+        self.memory = memory_name(model)
         self.mark: ModelMark | PlaceMark = ModelMark([model]) if compiles else PlaceMark(model)
         self.step = partial(compile_step(model) if compiles else step, layers=layers)
         self.works = True
@@ -263,26 +264,26 @@ class FixedSteps:
         return pool
 
     def run(
-        self, model: PreTrainedModel, cache: TreeCache, tokens: StepTokens, positions: StepTokens, masks: KindMasks
+        self, watch: PlaceWatch, cache: TreeCache, tokens: StepTokens, positions: StepTokens, masks: KindMasks
     ) -> list[Tensor] | None:
         """A step that the cache has made room for: its logits, and states if any.
 
         None where the model must be read as it is. While a GPU is at work, the host looks whether what was recorded is
-        what the model does now.
+        what the watched model does now.
         """
         (rows, new), pool = tokens.shape, cache.storage
         if not (self.works and isinstance(pool, BufferPool) and new <= MAX_STEP_TOKENS):
             return None
-        first, step = cache.base + cache.width - new, self.step_of(model)
+        first, step = cache.base + cache.width - new, self.step_of(watch.model)
         size = (bucket(rows), bucket(new), pool.slots_for(first + bucket(new)))
         try:
-            captured_step = pool.captured_step(size, cache, masks, self.dtype, step)
+            captured_step = pool.captured_step(size, cache, masks, self.dtype, step, self.compiles)
             captured_step.fill(tokens, positions, masks, first)
             results = captured_step.run(step)
         except Exception as error:  # whatever a compiler may raise; what has been written is written again
             self.give_up(error)
             return None
-        if isinstance(self.mark, PlaceMark) and not self.mark.is_unmoved(model):
+        if isinstance(self.mark, PlaceMark) and not self.mark.is_unmoved(watch):
             self.works = False
             return None
         for layer in cache.layers:
@@ -291,7 +292,7 @@ class FixedSteps:
 
     def step_of(self, model: PreTrainedModel) -> StepFunction:
         """The step, of tensors alone."""
-        return partial(self.step, model, memory_name(model))
+        return partial(self.step, model, self.memory)
 
     def prepare(
         self, model: PreTrainedModel, cache: TreeCache, kinds: Iterable[str], new: tuple[int, int], shortest: int
@@ -310,7 +311,7 @@ class FixedSteps:
         sizes = list(dict.fromkeys(product(rows, tokens, slots)))
         for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
             try:
-                pool.captured_step(size, cache, kinds, self.dtype, self.step_of(model))
+                pool.captured_step(size, cache, kinds, self.dtype, self.step_of(model), self.compiles)
             except Exception as error:
                 return self.give_up(error)
 

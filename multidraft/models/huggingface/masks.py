@@ -18,6 +18,7 @@ from multidraft.models.huggingface.gated_delta import nets_of, with_tree_nets
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
 from multidraft.models.huggingface.packed_view import view_of
+from multidraft.models.huggingface.weight_marks import PlaceWatch
 from multidraft.models.reader import HiddenStates, Lists, Scored
 from multidraft.transfer import take, upload
 
@@ -84,6 +85,11 @@ class CausalLM(HuggingFaceReader):
             let_record(self.model)
         return steps_of(self.model, self.compiled, self.output_layers) if self.is_fixed else None
 
+    @cached_property
+    def watch(self) -> PlaceWatch:
+        """What tells during a call whether the model is where its steps were made."""
+        return PlaceWatch(self.model)
+
     def _begin(self, rows: int) -> Sequence[Any]:
         self.cache.begin(rows)
         return super()._begin(rows)
@@ -119,7 +125,7 @@ class CausalLM(HuggingFaceReader):
         """The model's forward pass over tokens that the cache has made room for; hidden states are noted."""
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         if self.steps is not None and everything:
-            results = self.steps.run(self.model, self.cache, tokens, positions, masks)
+            results = self.steps.run(self.watch, self.cache, tokens, positions, masks)
             if results is not None:
                 self.pending_states += results[1:]
                 return results[0]
@@ -176,10 +182,12 @@ class CausalLM(HuggingFaceReader):
         if not self.output_layers:
             return None
         shape = len(paths), 0, len(self.output_layers), self.width
-        empty = torch.empty(shape, dtype=self.dtype, device=self.device)
-        states, self.pending_states = torch.cat(self.pending_states or [empty], 1), []
+        pending = self.pending_states or [torch.empty(shape, dtype=self.dtype, device=self.device)]
+        states, self.pending_states = pending[0] if len(pending) == 1 else torch.cat(pending, 1), []
         slots = [[row[node] for node in path] for row, path in zip(all_slots, paths, strict=True)]
-        return [take(*row) for row in zip(states, slots, strict=True)]
+        in_order = all(row == [*range(len(row))] for row in slots)  # as where nothing was drafted
+        pairs = zip(states, slots, strict=True)
+        return [lines[: len(row)] if in_order else take(lines, row) for lines, row in pairs]
 
     @torch.inference_mode()
     def _gather(self, rows: list[int]) -> None:

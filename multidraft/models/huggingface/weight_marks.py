@@ -7,6 +7,7 @@ of a weight is noticed. What changes a few scattered numbers that way may not be
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -64,6 +65,29 @@ class ModelMark:
         )
 
 
+class PlaceWatch:
+    """A model's parts, of which it tells in a quarter of a millisecond where they are. It keeps the model alive."""
+
+    def __init__(self, model: Any):
+        self.model, self.parts = model, [*model.modules()]
+        self.attributes = [vars(part) for part in self.parts]
+        within = "_modules", "_parameters", "_buffers"
+        self.contents = [known[name].values() for known in self.attributes for name in within]
+        self.hooks = [known[name] for known in self.attributes for name in ("_forward_pre_hooks", "_forward_hooks")]
+        self.weights = [weight for weight in weights_of(model) if has_numbers(weight)]
+
+    def places(self) -> list[Any]:
+        """Where parts, weights and hooks are, how each part computes, and what PyTorch does to all of them."""
+        precision = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+        around = torch.is_autocast_enabled("cuda"), list(map(len, GLOBAL_HOOKS))
+        kinds: list[Any] = [*map(type, self.parts)]
+        own = [(known["training"], "forward" in known, "_compiled_call_impl" in known) for known in self.attributes]
+        forwards = {kind: kind.forward for kind in set(kinds)}
+        added = [hook for hooks in self.hooks if hooks for hook in hooks.values() if library_of(hook) != "transformers"]
+        insides = [*map(id, chain(self.parts, chain.from_iterable(self.contents), added))]
+        return [precision, around, kinds, own, forwards, insides, [weight.data_ptr() for weight in self.weights]]
+
+
 class PlaceMark:
     """Where a model's weights are, and how it computes: what a recorded step depends on, which reads numbers anew.
 
@@ -72,33 +96,16 @@ class PlaceMark:
 
     def __init__(self, model: nn.Module):
         self.model, self.memory = ref(model), [weight.detach() for weight in weights_of(model)]
-        self.places, self.structure = places_of(model), structure_of(model)
+        self.places, self.structure = PlaceWatch(model).places(), structure_of(model)
 
-    def is_unmoved(self, model: nn.Module) -> bool:
+    def is_unmoved(self, watch: PlaceWatch) -> bool:
         """Whether weights, modules and hooks are where they were; fast enough for every pass."""
-        return self.places == places_of(model)
+        return self.places == watch.places()
 
     def agrees(self) -> bool:
         """Whether the model computes what it did, from the same places."""
         model = self.model()
-        return model is not None and self.is_unmoved(model) and self.structure == structure_of(model)
-
-
-def places_of(model: nn.Module) -> list[Any]:
-    """The places of a model's parts, what was put into them, and what PyTorch does to all of them."""
-    precision = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-    around = torch.is_autocast_enabled("cuda"), list(map(len, GLOBAL_HOOKS))
-    parts = [
-        (id(part), type(part), type(part).forward, part.training, has_additions(part), places_in(part))
-        for part in model.modules()
-    ]
-    return [precision, around, parts]
-
-
-def places_in(part: nn.Module) -> list[int]:
-    """Where a module's own weights are."""
-    own = [*part._parameters.values(), *part._buffers.values()]
-    return [version_of(weight)[0] for weight in own if weight is not None]
+        return model is not None and self.is_unmoved(PlaceWatch(model)) and self.structure == structure_of(model)
 
 
 def modules_of(reader: Reader | None) -> list[nn.Module]:

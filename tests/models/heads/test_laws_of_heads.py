@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
 from multidraft.decoding.tree import Tree
+from multidraft.models.heads import networks
 from multidraft.models.heads.drafters import Head, drafter
 from multidraft.models.heads.head_files import fault_of_tokens
 from multidraft.models.heads.networks import MODULES
@@ -96,3 +97,15 @@ def test_a_head_that_changes_its_mind_after_drawing_is_caught():
     """The rule is told the law of another level than the one that drew: no longer the target's law."""
     swapped = Told(Tree.parse("1x1"), lambda laws: laws | {0: laws[1], 1: laws[0]})
     assert error("iid:lorenz", "medusa", "1x1", 1, policy=swapped) > BIASED
+
+
+@pytest.mark.parametrize("most", [2, 256])
+def test_attention_made_of_products_is_pytorchs(most: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(networks, "MAX_QUERIES", most)
+    torch.manual_seed(0)
+    queries, keys, values = (torch.randn(2, heads, new, 8) for heads, new in ((6, 5), (2, 9), (2, 9)))
+    mask = torch.zeros(2, 1, 5, 9).masked_fill_(torch.rand(2, 1, 5, 9) < 0.3, torch.finfo(torch.float32).min)
+    expected = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+    assert torch.allclose(networks.attend_by_products(queries, keys, values, mask), expected, atol=1e-6)
+    other = networks.attend_by_products(queries, keys, values, torch.zeros_like(mask))
+    assert not torch.allclose(other, expected, atol=1e-2)
