@@ -35,6 +35,7 @@ PIECES = [
     of_shape("launches", "8 B"),
     Piece("verification without waits", "verification"),
     Piece("rules", "rules"),
+    Piece("answer chats by SmolLM2", "chats"),
     Piece("decode the embedded pair", "decoding", "of_the_embedded", goes_on=True),
     Piece("train a larger pair", "trained", goes_on=True),
     Piece("decode the trained pair", "decoding", "of_the_trained", goes_on=True),

@@ -307,7 +307,7 @@ class Auto(Growing):
         if not any(record.scored):
             return None
         fade, work = math.exp(-1 / MEMORY_STEPS), work_of(record.trees, self.kind)
-        if (forecast := self.forecast(record, work)) is not None:
+        if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             seconds = sum(record.seconds.values()) - record.seconds["measure"]
             self.recent_seconds = self.recent_seconds * fade + seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
@@ -424,7 +424,7 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
     profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
     is_spent = bool(profile.timed_rows) and profile.spent_near(rows) >= budget
-    if not times or record.is_catching_up or is_spent or profile.is_disturbed:
+    if not times or record.is_catching_up or record.is_first_of_size or is_spent or profile.is_disturbed:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target

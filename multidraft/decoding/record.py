@@ -109,6 +109,7 @@ class StepRecord:
     seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
     measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
     forecast: StepForecast | None = None  # by the policy, if it predicts anything
+    is_first_of_size: bool = False  # whether something was made for passes of its size, which took time
 
     @property
     def trees(self) -> list[TokenTree]:

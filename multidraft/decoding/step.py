@@ -12,6 +12,7 @@ from multidraft.decoding.state import DecodeConfig, RunningRow, State
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import verify
+from multidraft.models.reader import recorded_sizes
 from multidraft.models.scores import check_whole
 from multidraft.transfer import upload
 
@@ -22,7 +23,7 @@ def step(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[State,
     Go on from the state that it returns. A failure leaves the old one as good as before, or says that it is not: an
     interruption while the caches are written leaves them inconsistent.
     """
-    clock = Clock(config.synchronise)
+    clock, num_sizes = Clock(config.synchronise), recorded_sizes(state.target) + recorded_sizes(state.draft)
     with state.transaction():
         with clock.part("draft"):
             drafted = draft_tree(state, config, policy)
@@ -46,6 +47,7 @@ def step(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[State,
         draft_passes=drafted.passes,
         seconds=clock.seconds,
         measured=acceptance,
+        is_first_of_size=recorded_sizes(state.target) + recorded_sizes(state.draft) > num_sizes,
     )
     record.forecast = policy.observe(record)
     return following, record

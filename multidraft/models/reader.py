@@ -90,6 +90,7 @@ class Reader(ABC):
     generation_config: GenerationConfig | None = (
         None  # where a text ends, and how tokens are drawn unless somebody says otherwise
     )
+    recorded_sizes: int = 0  # sizes of passes that it has recorded so far: the first of a size takes far longer
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states a drafter needs; 0 stands for the embeddings
 
     rows: list[Row] = []  # noqa: RUF012  # none before the first `forward`; replaced, never changed in place
@@ -277,6 +278,11 @@ class Reader(ABC):
 def digest(text: str) -> str:
     """The first 16 characters of a text's SHA-256."""
     return sha256(text.encode()).hexdigest()[:16]
+
+
+def recorded_sizes(reader: Reader | None) -> int:
+    """How many sizes of passes a reader, and all its drafters, have recorded so far."""
+    return 0 if reader is None else reader.recorded_sizes + sum(map(recorded_sizes, reader.drafters))
 
 
 def count_scored(scored: Scored, new: int) -> int:

@@ -216,7 +216,7 @@ class FixedSteps:
         self.memory = memory_name(model)
         self.mark: ModelMark | PlaceMark = ModelMark([model]) if compiles else PlaceMark(model)
         self.step = partial(compile_step(model) if compiles else step, layers=layers)
-        self.works = True
+        self.works, self.recorded_sizes = True, 0
         self.pools: list[BufferPool] = []
         if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
             self.give_up(AdviceError("its weights are not all on one device"))
@@ -277,6 +277,7 @@ class FixedSteps:
         first, step = cache.base + cache.width - new, self.step_of(watch.model)
         size = (bucket(rows), bucket(new), pool.slots_for(first + bucket(new)))
         try:
+            self.recorded_sizes += size not in pool.captured_steps
             captured_step = pool.captured_step(size, cache, masks, self.dtype, step, self.compiles)
             captured_step.fill(tokens, positions, masks, first)
             results = captured_step.run(step)

@@ -85,6 +85,11 @@ class CausalLM(HuggingFaceReader):
             let_record(self.model)
         return steps_of(self.model, self.compiled, self.output_layers) if self.is_fixed else None
 
+    @property
+    def recorded_sizes(self) -> int:  # type: ignore[override]
+        """Those of all readers of the model."""
+        return self.steps.recorded_sizes if self.steps else 0
+
     @cached_property
     def watch(self) -> PlaceWatch:
         """What tells during a call whether the model is where its steps were made."""
