@@ -22,7 +22,7 @@ WAYS: dict[str, tuple[str, str]] = {  # drafters and trees
     "look-ups, then head": ("copy+eagle3:smollm2", "auto"),
     "head, 1x1x1": ("eagle3:smollm2", "1x1x1"),
 }
-ROUNDS, TEMPERATURE = 3, 0.7  # the first one records graphs and times steps
+ROUNDS, TEMPERATURE = 2, 0.7  # the first one records graphs and times steps
 
 
 def measure(piece_options: PieceOptions) -> list[Line]:
@@ -62,8 +62,6 @@ def answer(
         models.draft,
         [prompt],
         temperature=TEMPERATURE,
-        top_k=0,
-        top_p=1.0,
         max_new_tokens=new_tokens,
         eos_token_id=[],
         generator=torch.Generator().manual_seed(seed),
