@@ -9,6 +9,7 @@ from weakref import ref
 
 import pytest
 import torch
+from decoded import start
 from reading import PROMPTS, TOLERANCE, Session, begin_session, worst_error_of_life
 from tiny import CASES, VOCABULARY, tiny_model
 from torch import Tensor
@@ -16,13 +17,19 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.autotune.plans import without_speed
+from multidraft.autotune.auto_policy import note
+from multidraft.autotune.plans import Profile, without_speed
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
+from multidraft.decoding.tree import Tree
 from multidraft.models.door import as_reader
 from multidraft.models.huggingface import fixed_steps
 from multidraft.models.huggingface.fixed_steps import BufferPool, CapturedStep
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.prefix_models import TableModel, random_table
+from multidraft.sampling.settings import Sampling
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
@@ -324,6 +331,24 @@ def test_what_was_recorded_is_not_replayed_once_the_model_has_moved(change: Call
     reader.forward([[4]], [[-1]])
     assert not steps.works  # it was read as it is now
     assert fixed_steps.steps_of(model, compiles=False) is not steps
+
+
+def test_steps_that_record_a_size_are_not_timed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fixed_steps, "MIN_SLOTS", 32)
+    shapes = [
+        Tree.parse(shape) for shape in ("1", "1", "1x1x1", "1", "1x1x1")
+    ]  # of the drafts of one step after another
+    reader, draft, profile = fixed(tiny_model("llama")), as_reader(tiny_model("llama")), Profile({})
+    policies, first, timed = [StaticTree(shape) for shape in shapes], list[bool](), list[bool]()
+    with torch.inference_mode():
+        way = DecodeConfig(md.scheme("anchored:lorenz"), measure=0), policies[0]
+        state = start([[1, 2, 3]], reader, draft, way, [Sampling()], 64)
+        for policy in policies:
+            state, record = step(state, way[0], policy)
+            first.append(record.is_first_of_size)
+            timed.append(note(profile, record, "pass", 1e9) > 0)
+    assert first == [True, False, True, False, False]
+    assert timed == [not is_first for is_first in first]
 
 
 def test_what_pytorch_does_to_all_models_is_seen_too():
