@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from multidraft.decoding import record, state, step, targets, verify
+from multidraft.decoding.request import Request
 from multidraft.decoding.targets import NodeResidual, NodeTarget, Targets, stack_targets
 from multidraft.decoding.verify import single_draft_outcome
 from multidraft.decoding.walks import Child, Verdict
@@ -140,6 +141,21 @@ def one_token_counted(row, tree, path, last, unread):
     return following
 
 
+def mask_one_token_late(rows, trees, places):
+    """Behind drafts a grammar's mask is that of the node before; drafts are drawn with the right one."""
+    prefixes = state.prefixes_of(rows, trees, places)
+    pairs = zip(prefixes or (), places, strict=False)
+    return prefixes and [prefix[:-1] if node and prefix is not None else prefix for prefix, (_, node) in pairs]
+
+
+def end_run_over(self, emitted):
+    """Of a step's tokens only the last is looked at for an end of text."""
+    room = self.max_new_tokens - len(self.tokens)
+    if len(emitted.tokens) < room:
+        return emitted, "stop" if emitted.tokens[-1] in self.stop.tokens else None
+    return emitted.first(room), "length"
+
+
 def right_log_lines(node_targets, places):
     """What should be listed, whatever tokens are drawn from."""
     settings = [node_targets.rows[row].sampling for row, _ in places]
@@ -154,6 +170,7 @@ class Fault:
 
     places: tuple[tuple[Any, str, Any], ...]  # module or class, name, what takes its place
     needs_reference: bool = False
+    needs_forms: bool = False
     settings: Mapping[str, float] = field(default_factory=dict)  # of requests
 
 
@@ -197,4 +214,6 @@ FAULTS = {
     "one accepted token counted": Fault(
         ((step, "next_row", one_token_counted),), needs_reference=True, settings={"frequency_penalty": 1.0}
     ),
+    "mask one token late": Fault(((targets, "prefixes_of", mask_one_token_late),), needs_forms=True),
+    "end of text run over": Fault(((Request, "cut", end_run_over),), needs_forms=True),
 }

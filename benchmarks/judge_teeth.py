@@ -58,8 +58,9 @@ from multidraft.zoo import load_pair
 ALPHA, AUDIT_ALPHA = 1e-6, 0.01
 KERNEL_ALPHAS = (0.05, 0.001)
 PARTS, PERMUTATIONS = (8, 4, 2, 1), 4_000  # samples that the texts make, and relabellings for a p-value
-NONE, NO_TOKEN = "none", -1
+NO_TOKEN = -1
 NO_FAULT = Fault(())
+NONE = {"none": NO_FAULT, "none, with forms": Fault((), needs_forms=True)}
 SEEDS_APART = 10**6  # requests of one audit have other seeds than those of the next
 
 
@@ -86,7 +87,7 @@ def served(fault: Fault) -> Iterator[str]:
 
 
 def answers(
-    url: str, folder: Path, settings: Settings, tokens: int, order: int = 0, seeds: int = 0
+    url: str, folder: Path, settings: Settings, tokens: int, order: int = 0, seeds: int = 0, with_forms: bool = False
 ) -> Iterator[list[Completion]]:
     """Wave after wave of answers with at least so many tokens; what is in the folder is not asked again.
 
@@ -96,8 +97,9 @@ def answers(
     prompts, count = [prompt.text for prompt in default_prompts()], 0
     random.Random(order).shuffle(prompts)
     client = Client(url, "embedded", timeout=600)
-    asking = Asking(client, settings, folder, {"judge_teeth": 1, "order": order, "seeds": seeds} | vars(settings))
-    for wave in waves(prompts, settings.temperature, MAX_TOKENS):
+    header = {"judge_teeth": 1, "order": order, "seeds": seeds} | vars(settings)
+    asking = Asking(client, settings, folder, header | ({"forms": True} if with_forms else {}))
+    for wave in waves(prompts, settings.temperature, MAX_TOKENS, with_forms):
         seeded = [ask if ask.seed is None else replace(ask, seed=ask.seed + SEEDS_APART * seeds) for ask in wave]
         completions = asking.answer(seeded)
         yield completions
@@ -136,9 +138,12 @@ def embedded_reference() -> ModelReference:
 
 
 def texts_by_prompt(waves_of_answers: Sequence[list[Completion]], ids: dict[str, int]) -> list[tuple[str, list[int]]]:
-    """Prompt and token numbers of every answer that was drawn and not cancelled, in order."""
+    """Prompt and token numbers of every answer that was drawn and not cancelled, in order; a form is another prompt."""
     return [
-        (completion.ask.prompt, [ids.setdefault(token.text, len(ids)) for token in completion.tokens])
+        (
+            f"{completion.ask.formed} {completion.ask.prompt}",
+            [ids.setdefault(token.text, len(ids)) for token in completion.tokens],
+        )
         for completions in waves_of_answers
         for completion in completions
         if completion.ask.temperature > 0 and completion.ask.cancel_after is None
@@ -200,11 +205,13 @@ def kernel_test(texts: list[tuple[str, list[int]]], others: list[tuple[str, list
 
 def fault_line(name: str, fault: Fault, folder: Path, tokens: int) -> dict[str, Any]:
     """What the judge and the kernel test need for a fault."""
-    settings, kind = Settings(**fault.settings), "penalised" if fault.settings else "plain"  # type: ignore[arg-type]
+    settings, with_forms = Settings(**fault.settings), fault.needs_forms  # type: ignore[arg-type]
+    kind = "penalised" if fault.settings else "formed" if with_forms else "plain"
+    own_folder = folder / name.replace(" ", "_").replace(",", "")
     with served(fault) as url:
-        faulty = list(answers(url, folder / name.replace(" ", "_").replace(",", ""), settings, tokens))
+        faulty = list(answers(url, own_folder, settings, tokens, with_forms=with_forms))
     with served(NO_FAULT) as url:
-        right = list(answers(url, folder / f"right_{kind}", settings, tokens, seeds=1))
+        right = list(answers(url, folder / f"right_{kind}", settings, tokens, seeds=1, with_forms=with_forms))
     ids, num_waves = dict[str, int](), min(len(faulty), len(right))
     kernel = kernel_test(texts_by_prompt(faulty[:num_waves], ids), texts_by_prompt(right[:num_waves], ids))
     return {"fault": name, "judge": judged(faulty, settings, ALPHA, fault.needs_reference), "kernel": kernel}
@@ -240,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="folder for the answers")
     parser.add_argument("--tokens", type=int, default=32_000, help="of every server, or of every audit")
-    parser.add_argument("--faults", nargs="+", default=[NONE, *FAULTS], choices=[NONE, *FAULTS])
+    parser.add_argument("--faults", nargs="+", default=[*NONE, *FAULTS], choices=[*NONE, *FAULTS])
     parser.add_argument("--audits", type=int, help="so many audits of a server without a fault, in place of the table")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -250,7 +257,7 @@ def main() -> None:
         result = audits(options.out, options.audits, options.tokens)
         print(json.dumps(facts | result) if options.json else f"{len(result['guilty'])} of {options.audits} guilty")
         return
-    faults = {NONE: NO_FAULT, **FAULTS}
+    faults = {**NONE, **FAULTS}
     lines = [fault_line(name, faults[name], options.out, options.tokens) for name in tqdm(options.faults, delay=1)]
     print(json.dumps(facts | {"tokens": options.tokens, "lines": lines})) if options.json else show(
         lines, options.tokens

@@ -6,6 +6,7 @@ from typing import Any
 from multidraft_judge.errors import AdviceError
 from multidraft_judge.evidence import greedy
 from multidraft_judge.evidence.bets import LARGEST_BIAS, Evidence
+from multidraft_judge.evidence.forms import Forms
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import Completion, Token, observe
 from multidraft_judge.evidence.places import Place
@@ -35,6 +36,10 @@ TOO_CERTAIN_ADVICE = (
     "to find a shift by {:g} of the likeliest token's probability; raise --budget-tokens, have it list what it samples "
     "from, or give a reference"
 )
+UNFORMED_ADVICE = (
+    "{} of {} texts do not begin as the form that was asked for: the server thinks first, or takes no response_format; "
+    "leave --forms out"
+)
 
 
 class Case:
@@ -49,12 +54,15 @@ class Case:
         self.waiting = list[tuple[Completion, list[Token]]]()  # scored, but not weighed: rounding is not known yet
         self.is_listed = True  # bets on reported laws go on
         self.tokens = self.texts = self.greedy_tokens = self.compared_tokens = self.skipped = self.texts_found = 0
+        self.forms: Forms | None = None  # from when an answer had to have one
         self.greedy_places, self.places, self.impossible = list[Place](), list[Place](), list[Place]()
 
     def add(self, completions: Sequence[Completion]) -> None:
         """Weigh the answers of a wave."""
         self.texts += len(completions)
         self.tokens += sum(len(completion.tokens) for completion in completions)
+        if any(completion.ask.formed for completion in completions):  # then all are
+            return self.add_formed(completions)
         self.greedy_tokens += sum(
             len(completion.tokens) for completion in completions if not completion.ask.temperature
         )
@@ -64,6 +72,14 @@ class Case:
                 self.add_reported(completion)
         if self.reference is not None:
             self.add_referenced(self.reference, completions)
+
+    def add_formed(self, completions: Sequence[Completion]) -> None:
+        """Look whether answers have their form; what is listed beside them need not be the law behind its mask."""
+        self.forms = self.forms or Forms()
+        for completion in completions:
+            self.forms.add(completion)
+        if self.forms.is_unknown:
+            raise AdviceError(UNFORMED_ADVICE.format(self.forms.texts - self.forms.begun, self.forms.texts))
 
     def check_lists(self, completions: Sequence[Completion]) -> None:
         """Stop betting on reported laws where not all tokens come with one: which ones do may hang on the tokens."""
@@ -144,8 +160,8 @@ class Case:
 
     @property
     def drawn_tokens(self) -> int:
-        """How many tokens came at a temperature above 0."""
-        return self.tokens - self.greedy_tokens
+        """How many tokens came at a temperature above 0, without a form."""
+        return self.tokens - self.greedy_tokens - (self.forms.tokens if self.forms else 0)
 
     @property
     def reasons(self) -> list[str]:
@@ -159,6 +175,8 @@ class Case:
             reasons.append(f"it emits tokens that cannot come by its own law: {self.impossible[0]}")
         if self.greedy_places:
             reasons.append(f"a greedy token is not the likeliest: {self.greedy_places[0]}")
+        if self.forms is not None and self.forms.convicts:
+            reasons.append(f"a text does not have the form that was asked for: {self.forms.broken[0]}")
         if self.texts_found:
             reasons.append(f"what it reports is not the reference's law: {self.places[0]}")
         return reasons
@@ -189,4 +207,5 @@ class Case:
             self.greedy_places[:MAX_PLACES],
             compared,
             repeats,
+            self.forms,
         )

@@ -28,7 +28,7 @@ NAME = "multidraft-judge"
 ASKING, EVIDENCE, MEASURING, OUTPUT = "Requests", "Evidence", "Measuring", "Output"
 FOR_A_VERDICT = (
     *("reference", "reference_model", "budget_tokens", "top_p", "top_k", "presence_penalty", "frequency_penalty"),
-    *("logprobs", "alpha", "rounding", "reported", "plot"),
+    *("logprobs", "alpha", "rounding", "reported", "forms", "plot"),
 )
 GUILTY, CANNOT_JUDGE, BROKEN, STOPPED, TERMINATED = 1, 2, 70, 130, 143  # exit codes
 MAX_MESSAGE_CHARACTERS = 600
@@ -38,6 +38,7 @@ MODEL_HELP = "The same model, to be loaded here, which needs multidraft: a folde
 PROMPTS_HELP = 'File with one {"prompt"} a line, or {"turns"} as in Spec-Bench. Default: 24 of several kinds.'
 TEMPERATURE_HELP = "0 for greedy texts only. Default: 1. With --measure it may be repeated; default: 0 and 1."
 MEASURE_HELP = "Measure tokens a chunk and speed, in place of a verdict."
+FORMS_HELP = "Ask for a JSON form in one wave of four: texts must have it, and end behind it."
 REPORTED_HELP = "Which law's logarithms the server lists: sampled, temperature or raw. Default: as its kind does."
 
 
@@ -119,6 +120,7 @@ def judge(
         float, option("Factor by which probabilities may be off: 0.01 for bfloat16.", EVIDENCE, min=0, max=1)
     ] = ROUNDING,
     reported: Annotated[str | None, option(REPORTED_HELP, EVIDENCE)] = None,
+    forms: Annotated[bool, option(FORMS_HELP, EVIDENCE, "--forms")] = False,
     is_measured: Annotated[bool, option(MEASURE_HELP, MEASURING, "--measure")] = False,
     plain: Annotated[
         str | None, option("URL of the same model served without drafts, which is timed by turns.", MEASURING)
@@ -176,6 +178,7 @@ def judge(
             num_logprobs=logprobs,
             rounding=rounding,
             reported=kind,
+            forms=forms,
             timeout=timeout,
             api_key=api_key,
             out=out,

@@ -44,6 +44,7 @@ def judge(
     num_logprobs: int = NUM_LOGPROBS,
     rounding: float = ROUNDING,
     reported: Reported | None = None,
+    forms: bool = False,
     timeout: float | int = TIMEOUT_SECONDS,
     api_key: str | None = None,
     out: str | Path | None = None,
@@ -55,7 +56,7 @@ def judge(
     `subject` is the URL of an OpenAI-compatible server that serves `model`, or a function `sample(prompt, n)` that
     returns tokens and for each a mapping from tokens to log-probabilities. The bets find an innocent subject guilty
     with probability `alpha` at most; greedy tokens and single places have fixed bounds. `reference` is the URL of the
-    same model served without drafts, or a `Reference`.
+    same model served without drafts, or a `Reference`. With `forms` some answers have to have a JSON form.
     `rounding` is the factor by which probabilities may be off. Answers are kept in the folder `out`; what is there is
     not asked again. `progress` gets the number of tokens so far. Raises AdviceError if the subject cannot be judged.
 
@@ -75,13 +76,15 @@ def judge(
     asked: Subject
     listed: Reported
     if callable(subject):
+        if forms:
+            raise AdviceError("forms are asked for in requests, and a function takes none; leave them out")
         asked, name, listed = Function(subject), getattr(subject, "__name__", "function"), "sampled"
         plan = function_waves(texts, max_tokens)
     else:
         if model is None:
             raise AdviceError("a server has several names; give the model's name in its requests")
         asked = connect(subject, model)
-        name, listed, plan = asked.url, asked.dialect.reported, waves(texts, float(temperature), max_tokens)
+        name, listed, plan = asked.url, asked.dialect.reported, waves(texts, float(temperature), max_tokens, forms)
     penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     for penalty, value in penalties.items():
         check_number(value, penalty, -2, 2)
@@ -98,7 +101,7 @@ def judge(
     if reference is not None:
         check_reference(reference, settings)
     facts = {"model": model, "prompts": digest(texts), "max_tokens": max_tokens, "logprobs": num_logprobs}
-    facts |= vars(settings)
+    facts |= vars(settings) | ({"forms": True} if forms else {})  # folders of runs without them are read as before
     asking = Asking(asked, settings, folder_of(out), {"judge": 1, "subject": name} | facts)
     case = Case(settings, alpha, rounding, reference)
     gather_evidence(case, asking, plan, budget_tokens, progress)

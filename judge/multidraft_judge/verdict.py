@@ -7,6 +7,7 @@ from typing import Any
 
 from multidraft_judge.errors import AdviceError, optional
 from multidraft_judge.evidence.bets import Evidence
+from multidraft_judge.evidence.forms import Forms
 from multidraft_judge.evidence.places import Place
 from multidraft_judge.evidence.scores import FIXED_NAMES
 
@@ -96,6 +97,7 @@ class Verdict:
     greedy_places: list[Place]
     compared: Compared | None = None
     repeats: dict[str, int] = field(default_factory=dict)  # requests with a seed asked twice, and how many were equal
+    forms: Forms | None = None  # where answers were asked to have one
 
     def __repr__(self) -> str:
         """In short, as where an assert fails: all else would be thousands of numbers."""
@@ -139,6 +141,9 @@ class Verdict:
             rows.append(["log-probabilities, reference", f"{self.compared.tokens:,}", difference])
         outcome = f"{len(self.greedy_places)} are not the likeliest" if self.greedy_tokens else "not tried"
         rows.append(["greedy tokens", f"{self.greedy_tokens:,}", outcome])
+        if self.forms is not None:
+            outcome = f"{len(self.forms.broken)} of {self.forms.texts} texts leave the form"
+            rows.append(["answers in a form", f"{self.forms.tokens:,}", outcome])
         if self.repeats:
             rows.append(["seeds", "", f"{self.repeats['equal']} of {self.repeats['asked']} repeated texts are equal"])
         for score in FIXED_NAMES:

@@ -26,10 +26,13 @@ def target() -> TableModel:
 
 
 def judged(budget: int, with_reference: bool = False, **settings: float) -> JudgeVerdict:
-    """The verdict on a server of tables with a chain of two drafts."""
-    draft = TableModel(random_table(NUM_LETTERS, 2, 2), NUM_LETTERS)
+    """The verdict on a server with a chain of two drafts: of tables, or where there are forms the embedded pair."""
+    models, tokenizer = (target(), TableModel(random_table(NUM_LETTERS, 2, 2), NUM_LETTERS)), letters(NUM_LETTERS)
+    if settings.get("forms"):
+        pair = load_pair()
+        models, tokenizer = readers(pair.target, pair.draft), pair.tokenizer
     way = DecodeConfig(md.scheme("iid:lorenz", drafts=1), "commit"), StaticTree(Tree.parse("1x1"))
-    service = Service(Engine(target(), draft, *way, Limits()), letters(NUM_LETTERS), ["toy"])
+    service = Service(Engine(*models, *way, Limits()), tokenizer, ["toy"])
     reference = ModelReference(target(), letters(NUM_LETTERS)) if with_reference else None
     with served(service) as client:
         return md.judge(str(client.base_url), "toy", budget_tokens=budget, reference=reference, **ASKED, **settings)
@@ -40,6 +43,7 @@ def test_without_a_fault_nothing_is_found():
     """False alarm with odds of 1e-6 at most."""
     assert judged(3000, True).reasons == []
     assert judged(3000, True, **PENALISED).reasons == []
+    assert judged(3000, forms=True).reasons == []
 
 
 @pytest.mark.slow
@@ -47,7 +51,8 @@ def test_without_a_fault_nothing_is_found():
 def test_every_fault_is_found(monkeypatch, unchecked, fault):
     for place in FAULTS[fault].places:
         monkeypatch.setattr(*place)
-    verdict = judged(20_000, FAULTS[fault].needs_reference, **FAULTS[fault].settings)
+    forms = {"forms": True} if FAULTS[fault].needs_forms else {}
+    verdict = judged(20_000, FAULTS[fault].needs_reference, **FAULTS[fault].settings, **forms)
     print(fault, verdict.tokens, verdict.bets[0].found_after, verdict.bets[0].strongest, verdict.reasons)
     assert verdict.guilty
 

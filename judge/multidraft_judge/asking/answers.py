@@ -20,11 +20,13 @@ def completion_of(ask: Ask, parts: list[Any], num_logprobs: int, url: str) -> Co
         )
     if entries or has_text:
         check_listed(entries, num_logprobs, url)
-    if any(choice.get("finish_reason") == "stop" for choice in choices):
+    is_stopped = any(choice.get("finish_reason") == "stop" for choice in choices)
+    if is_stopped and not ask.formed:  # no law is asked of a form
         check_end(len(entries), parts, url)
     tokens = [entry.token(num_logprobs, place) for place, chunk in enumerate(chunks) for entry in chunk]
     prompt_ids = next((choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")), None)
-    return Completion(ask, tokens, prompt_ids, sum(not entry.is_listed for entry in entries))
+    form = ("".join(choice.get("text") or "" for choice in choices), is_stopped) if ask.formed else ()
+    return Completion(ask, tokens, prompt_ids, sum(not entry.is_listed for entry in entries), *form)
 
 
 def entries_by_chunk(choices: list[dict[str, Any]]) -> list[list[Entry]]:

@@ -13,9 +13,10 @@ import httpx2
 
 from multidraft_judge import fields
 from multidraft_judge.asking.answers import completion_of
-from multidraft_judge.asking.dialects import ANSWER, dialect_of
+from multidraft_judge.asking.dialects import ANSWER, GO_ON_FIELDS, dialect_of
 from multidraft_judge.defaults import NUM_LOGPROBS, TIMEOUT_SECONDS
 from multidraft_judge.errors import AdviceError, check_text
+from multidraft_judge.evidence import forms
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import Ask, Completion
 
@@ -166,6 +167,8 @@ class Client:
         body = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "logprobs": self.num_logprobs}
         body |= self.dialect.fields | sampling_fields(settings, ask.temperature)
         body |= {} if ask.seed is None else {"seed": ask.seed}
+        if ask.formed:  # such a text ends where its form does
+            body = {name: value for name, value in body.items() if name not in GO_ON_FIELDS} | forms.FIELDS
         if not ask.streamed:
             return completion_of(ask, [self.post(body)], self.num_logprobs, self.url)
         parts = list[Any]()

@@ -20,13 +20,14 @@ SEED_EVERY = 3  # one in so many has a seed
 LONG_EVERY, LONG_PROMPTS = 4, 3  # one prompt in so many is made of several
 CANCEL_EVERY, CANCEL_AFTER = 5, 3  # beside others, one in so many is cancelled after some events
 GREEDY_EVERY = 8  # one wave in so many is at temperature 0
+FORMED_EVERY, FORMED_AT = 4, 2  # the second of so many waves asks for a form, if forms are asked for; none is greedy
 JOURNAL = "asked.jsonl"
 
 
 Subject = Client | Function
 
 
-def waves(prompts: Sequence[str], temperature: float, max_tokens: int) -> Iterator[list[Ask]]:
+def waves(prompts: Sequence[str], temperature: float, max_tokens: int, with_forms: bool = False) -> Iterator[list[Ask]]:
     """Requests that run at once, wave after wave without an end; the same whenever they are asked for."""
     widths = [width for width, rounds in zip(WIDTHS, ROUNDS_OF_WIDTH, strict=True) for _ in range(rounds)]
     index = 0
@@ -34,8 +35,9 @@ def waves(prompts: Sequence[str], temperature: float, max_tokens: int) -> Iterat
         asked_temperature = temperature if number % GREEDY_EVERY else 0.0
         wave = [ask_of(prompts, i, max_tokens, asked_temperature, width) for i in range(index, index + width)]
         cancelled = {ask.index for ask in wave if ask.cancel_after is not None}
+        formed = with_forms and number % FORMED_EVERY == FORMED_AT
         yield [
-            replace(ask, client=client, beside_cancelled=bool(cancelled - {ask.index}))
+            replace(ask, client=client, beside_cancelled=bool(cancelled - {ask.index}), formed=formed)
             for client, ask in enumerate(wave)
         ]
         index += width

@@ -54,6 +54,7 @@ class Ask:
     cancel_after: int | None = None  # events of the stream, after which the connection is closed
     beside_cancelled: bool = False
     reused: bool = False  # the prompt was asked before
+    formed: bool = False  # the answer has to have a form (`forms`)
 
     @property
     def strata(self) -> set[str]:
@@ -75,6 +76,8 @@ class Completion:
     tokens: list[Token]
     prompt_ids: list[int] | None = None  # where the server says them
     unlisted: int = 0  # tokens that came without the likeliest ones beside them
+    written: str = ""  # the text as the server writes it, where it has to have a form
+    is_stopped: bool = False  # and whether it has ended by itself
 
     @property
     def prompt(self) -> str:
@@ -90,18 +93,20 @@ class Completion:
 
     def as_json(self) -> dict[str, Any]:
         """A record for a journal."""
+        form = {"written": self.written, "is_stopped": self.is_stopped} if self.ask.formed else {}
         return {
             "ask": self.ask.index,
             "tokens": [list(token) for token in self.tokens],
             "prompt_ids": self.prompt_ids,
             "unlisted": self.unlisted,
-        }
+        } | form
 
     @classmethod
     def from_json(cls, ask: Ask, record: dict[str, Any]) -> "Completion":
         """The answer of a journal's record."""
         tokens = [Token(text, value, tuple(map(tuple, top)), *rest) for text, value, top, *rest in record["tokens"]]
-        return cls(ask, tokens, record["prompt_ids"], record["unlisted"])
+        form = record.get("written", ""), record.get("is_stopped", False)
+        return cls(ask, tokens, record["prompt_ids"], record["unlisted"], *form)
 
 
 def observe(completion: Completion, settings: Settings, tops: list[Any] | None = None) -> Iterator[Seen]:
