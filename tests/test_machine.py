@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from marks import slow_but
 
 from multidraft import machine
 
@@ -85,12 +84,10 @@ def test_idle_threads_spin_briefly_unless_somebody_says_otherwise(before: dict[s
     assert output.split() == [str(count), "False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "before", "warned"),
-    slow_but(
-        [("torch", {}, True)],
-        [("torch", {}, True), ("multidraft", {}, False), ("torch", {"GOMP_SPINCOUNT": "3000"}, False)],
-    ),
+    [("torch", {}, True), ("multidraft", {}, False), ("torch", {"GOMP_SPINCOUNT": "3000"}, False)],
 )
 def test_who_imports_torch_first_is_told_on_a_busy_machine(first: str, before: dict[str, str], warned: bool) -> None:
     """Once: libgomp reads how long to spin when it is loaded, and nothing can be set after."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING = 8  # prices are computed again after so many steps
 TIME_PLAIN_EVERY, PLAIN_IN_A_ROW = 16, 2  # so many of so many steps have no drafts, until enough of these were timed
-CHAINS_TO_TIME = (1, 3, 7, 15)  # look-ups, with whose roots passes have 2, 4, 8 and 16 tokens
+CHAINS_TO_TIME = (1, 3, 7, 15)  # look-ups, with whose roots passes have 2, 4, 8 and 16 tokens; each twice as long
 CHAIN_STEPS, MAX_CHAIN_TRIES = range(4, 8), 8  # of so many steps; of one length, where shorter ones may be found
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
@@ -60,7 +60,7 @@ TIMING_NOTE = (
 )
 NO_DRAFTS_ADVICE = "no drafts are best here: pass None in place of the draft model (--draft none)"
 NO_WORK = Work(0, 0, 0)  # a step without drafts
-LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 7), Tree.parse("1x6")  # timed first; the second needs two draft passes
+LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 3), Tree.parse("1x6")  # timed first; the second needs two draft passes
 MIN_STEPS_TO_ADVISE = 200  # after fewer steps there is no advice to do without drafts
 CHAINS = [
     NO_DRAFTS,
@@ -144,6 +144,7 @@ class Auto(Growing):
         self.steps_with_tree = Counter[tuple[int, int, StaticTree]]()  # by restarts of the profile, rows
         self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
+        self.longest_right = 0  # drafts of a row that were right one after another
         self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.stake = 0.0  # tokens that the dearest of the last look-ups loses if it is wrong
@@ -243,8 +244,13 @@ class Auto(Growing):
         return self.without_drafts if is_open and is_due and plain_steps < MAX_SAMPLES else None
 
     def chain_to_time(self, rows: int) -> StaticTree | None:
-        """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled."""
+        """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled.
+
+        A longer one where a shorter one has been right to its end: of most texts none ever is.
+        """
         for length, chain in self.chains.items() if rows == 1 else ():
+            if length > 2 * self.longest_right + 1:
+                return None
             if self.profile.chain_count(rows, length) < MIN_STEPS and self.tries(rows, chain) < MAX_CHAIN_TRIES:
                 return chain
         return None
@@ -314,6 +320,7 @@ class Auto(Growing):
         if any(tree.laws for tree in record.trees):
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
+        self.longest_right = max(self.longest_right, *(len(emission.tokens) - 1 for emission in record.emitted))
         is_seeded = any(tree.is_seeded for tree in record.trees)
         rows = len(record.trees)
         if self.timed_tree is not None and not is_seeded:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from decoded import CERTAIN_TOKEN, num_steps_with_drafts, records
 from marks import slow_but
 from multidraft_research.cli.tune import compare, measure
@@ -19,6 +20,7 @@ from multidraft.autotune import plans
 from multidraft.autotune.auto_policy import (
     CHAIN_STEPS,
     CHAINS_TO_TIME,
+    LOOKUP_TREE,
     NO_WORK,
     PLAIN_IN_A_ROW,
     PROBE_STEPS,
@@ -48,18 +50,18 @@ class MadeUpClock:
 
 
 class Ticking(TableModel):
-    """A model that always wants the same token, and whose passes take time."""
+    """A model that always wants the same token, or never one twice, and whose passes take time."""
 
-    def __init__(self, clock: MadeUpClock, pass_seconds: float):
-        super().__init__(lambda prefix: CERTAIN_TOKEN, 3)
-        self.clock, self.pass_seconds = clock, pass_seconds
+    def __init__(self, clock: MadeUpClock, pass_seconds: float, size: int = 3, repeats: bool = True):
+        super().__init__(lambda prefix: CERTAIN_TOKEN if repeats else torch.eye(size).double()[len(prefix)], size)
+        self.clock, self.pass_seconds, self.size, self.repeats = clock, pass_seconds, size, repeats
 
     def _read(self, tokens, parents, scored):
         self.clock.now += self.clock.slowdown * (self.pass_seconds + TOKEN * sum(map(len, tokens)))
         return super()._read(tokens, parents, scored)
 
     def new(self, capacity: int) -> "Ticking":
-        return Ticking(self.clock, self.pass_seconds)
+        return Ticking(self.clock, self.pass_seconds, self.size, self.repeats)
 
 
 @pytest.fixture
@@ -134,6 +136,14 @@ def test_passes_of_sixteen_tokens_are_timed_and_those_between(clock: MadeUpClock
         counts[rows] = [profile.chain_count(rows, length) for length in CHAINS_TO_TIME]
         assert lengths.count(1) + lengths.count(3) <= 2 * len(CHAIN_STEPS)
     assert min(counts[1]) >= MIN_STEPS > min(counts[2])
+
+
+def test_long_chains_are_not_timed_where_no_look_up_is_right(clock: MadeUpClock) -> None:
+    profile, size = Profile({}), 300
+    policy = Auto(profile, 1.0, TreeLimits(), 1e6, "lookup")
+    step_records = records(policy, Ticking(clock, PLAIN, size, repeats=False), Lookup(size), 100)
+    assert max(len(record.trees[0]) - 1 for record in step_records) == len(LOOKUP_TREE) - 1 == 3
+    assert profile.timed_rows == [1]
 
 
 @pytest.mark.parametrize("limits", [TreeLimits(2, 15), TreeLimits(32, 2)])

@@ -203,6 +203,7 @@ def values(results: dict) -> dict[tuple, tuple]:
     return {(e["panel"], e["row"], e["column"]): (e["value"], e["standard_error"]) for e in results["entries"]}
 
 
+@pytest.mark.slow
 def test_every_draft_has_the_rows_of_its_own_study(tmp_path, unchecked) -> None:
     models = save_pair(tmp_path / "models")
     words = ["--prompts", written(models / "prompts.jsonl", "the old", "a storm", "and alone"), "--max-new-tokens", 6]
