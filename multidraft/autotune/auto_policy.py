@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 STEPS_PER_PRICING = 8  # prices are computed again after so many steps
 TIME_PLAIN_EVERY, PLAIN_IN_A_ROW = 16, 2  # so many of so many steps have no drafts, until enough of these were timed
 CHAINS_TO_TIME = (1, 3, 7, 15)  # look-ups, with whose roots passes have 2, 4, 8 and 16 tokens; each twice as long
+CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
 CHAIN_STEPS, MAX_CHAIN_TRIES = range(4, 8), 8  # of so many steps; of one length, where shorter ones may be found
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
@@ -297,8 +298,11 @@ class Auto(Growing):
         return Plan([next(fixed if tree.is_seeded else others, []) for tree in trees])
 
     def plan_unseeded(self, trees: list[TokenTree], depth: int) -> Plan:
-        """The same for rows without a seed."""
-        return super().plan(trees, depth) if self.timed_tree is None else self.timed_tree.plan(trees, depth)
+        """The same for rows without a seed; look-ups are timed where they are likely right."""
+        if self.timed_tree is None:
+            return super().plan(trees, depth)
+        plan = self.timed_tree.plan(trees, depth)
+        return plan._replace(lookup_only=True, min_certainty=CERTAINTY_TO_TIME) if self.kind == "lookup" else plan
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts by node, by the tree in use."""
@@ -323,7 +327,7 @@ class Auto(Growing):
         self.longest_right = max(self.longest_right, *(len(emission.tokens) - 1 for emission in record.emitted))
         is_seeded = any(tree.is_seeded for tree in record.trees)
         rows = len(record.trees)
-        if self.timed_tree is not None and not is_seeded:
+        if self.timed_tree is not None and not is_seeded and (work.nodes or self.kind != "lookup"):
             self.steps_with_tree[self.profile.restarts, rows, self.timed_tree] += 1
         if self.is_probing:
             self.extend_probe(record)
@@ -331,7 +335,7 @@ class Auto(Growing):
         self.steps_without_drafts += not work.nodes
         self.follow_temperature(record)
         if self.budget and not is_seeded:
-            self.time(record, self.has_drafted is bool(work.nodes))
+            self.time(record, self.counts_as_timed(rows, bool(work.nodes)))
         self.has_drafted = bool(work.nodes)
         if self.costs and rows == self.rows:
             tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
@@ -361,15 +365,23 @@ class Auto(Growing):
             tokens += scored and 1.0 + sum(self.reach(tree, node) for node in range(1, len(tree)))
         return StepForecast(tokens, self.costs.seconds(work))
 
-    def time(self, record: "StepRecord", follows_its_kind: bool) -> None:
-        """Add a step to the profile while it needs more, and write that from time to time.
+    def counts_as_timed(self, rows: int, drafted: bool) -> bool:
+        """Whether a step's seconds count: without drafts after another one without, or with drafts after one with.
 
-        Only a step without drafts after another, or one with drafts after another: what a server sends of a step takes
-        time of the next, so that a step without drafts after one with seems dearer than it is.
+        What a server sends of a step takes time of the next, so that a step without drafts after one with seems dearer
+        than it is; what one row is sent takes little. While a new pair waits for look-ups that are likely right, steps
+        without drafts use up no budget.
         """
+        if drafted:
+            return self.has_drafted is True or (rows == 1 and self.kind == "lookup")  # whose steps are seldom in a row
+        is_waiting = self.phase is Phase.TIMING and self.profile.step_count(rows, False) >= MAX_SAMPLES
+        return self.has_drafted is False and not is_waiting
+
+    def time(self, record: "StepRecord", times: bool) -> None:
+        """Add a step that counts to the profile while it needs more, and write that from time to time."""
         if self.profile.timed_rows:
             self.say_timing(self.rows)
-        self.unsaved_seconds += note(self.profile, record, self.kind, self.budget, follows_its_kind)
+        self.unsaved_seconds += note(self.profile, record, self.kind, self.budget, times)
         if self.unsaved_seconds > SAVE_SECONDS:
             self.finish(advise=False)
 

@@ -20,14 +20,14 @@ from multidraft.autotune import plans
 from multidraft.autotune.auto_policy import (
     CHAIN_STEPS,
     CHAINS_TO_TIME,
-    LOOKUP_TREE,
+    MAX_CHAIN_TRIES,
     NO_WORK,
     PLAIN_IN_A_ROW,
     PROBE_STEPS,
     Auto,
     TreeLimits,
 )
-from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
+from multidraft.autotune.plans import MAX_SAMPLES, MIN_STEPS, MeasuredPair, Profile
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel
@@ -138,12 +138,24 @@ def test_passes_of_sixteen_tokens_are_timed_and_those_between(clock: MadeUpClock
     assert min(counts[1]) >= MIN_STEPS > min(counts[2])
 
 
-def test_long_chains_are_not_timed_where_no_look_up_is_right(clock: MadeUpClock) -> None:
+def test_a_new_pair_drafts_nothing_where_no_look_up_is_right(clock: MadeUpClock) -> None:
+    """Not even to time it: what it costs is not known, and there is nothing to gain."""
     profile, size = Profile({}), 300
     policy = Auto(profile, 1.0, TreeLimits(), 1e6, "lookup")
-    step_records = records(policy, Ticking(clock, PLAIN, size, repeats=False), Lookup(size), 100)
-    assert max(len(record.trees[0]) - 1 for record in step_records) == len(LOOKUP_TREE) - 1 == 3
-    assert profile.timed_rows == [1]
+    step_records = list(records(policy, Ticking(clock, PLAIN, size, repeats=False), Lookup(size), 100))
+    assert num_steps_with_drafts(step_records) == 0
+    assert (profile.timed_rows, profile.step_count(1, drafted=False)) == ([], MAX_SAMPLES)
+    assert profile.spent[1] == pytest.approx(MAX_SAMPLES * (PLAIN + TOKEN))
+
+
+@pytest.mark.parametrize(("right", "longest"), [(0, 1), (1, 3), (2, 3), (3, 7), (7, 15)])
+def test_a_longer_chain_is_timed_once_a_shorter_one_was_right(right: int, longest: int) -> None:
+    policy, lengths = Auto(Profile({}), 1.0, TreeLimits(), 1e6, "lookup"), list[int]()
+    policy.longest_right = right
+    while chain := policy.chain_to_time(1):
+        lengths.append(chain.shape.depth)
+        policy.steps_with_tree[policy.profile.restarts, 1, chain] = MAX_CHAIN_TRIES
+    assert lengths == [length for length in CHAINS_TO_TIME if length <= longest]
 
 
 @pytest.mark.parametrize("limits", [TreeLimits(2, 15), TreeLimits(32, 2)])
