@@ -140,7 +140,8 @@ def summary(answers: list[Answer], seconds: float) -> dict[str, Any]:
     first = [answer.arrivals[0][0] - answer.sent for answer in whole]
     tokens = sum(answer.tokens for answer in whole)
     numbers: dict[str, Any] = dict(requests=len(answers), failed=len(answers) - len(whole), tokens=tokens)
-    numbers |= dict(seconds=seconds, tokens_per_second=tokens / seconds)
+    faults = [answer.fault or "an answer without tokens" for answer in answers if answer not in whole]
+    numbers |= dict(seconds=seconds, tokens_per_second=tokens / seconds, fault=next(iter(faults), None))
     numbers |= {f"first_token_{name}": value for name, value in quantiles(first).items()}
     return numbers | {
         f"between_tokens_{name}": value for name, value in quantiles([g for a in whole for g in a.gaps]).items()
@@ -170,6 +171,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         turns = [(load, *pair) for load in loads for pair in zip(begun, who, strict=True)]
         for load, server, contestant in tqdm(turns, desc="measuring", unit="load"):
             results.append(asyncio.run(measured(server, contestant, load, options)))
+            if fault := results[-1]["fault"]:
+                tqdm.write(f"{contestant.name}, {load}: {results[-1]['failed']} failed, as with: {fault}", sys.stderr)
     return results
 
 

@@ -199,8 +199,9 @@ class Growing(TreePolicy):
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts of every node that was read; the likeliest nodes come first while there is room."""
         counts = [self.counts_of_row(tree, depth) for tree in trees]
-        while (drafting_rows := sum(map(bool, counts))) and len(trees) > self.rows_per_drafting_row * drafting_rows:
-            self.rows_per_drafting_row = len(trees) / drafting_rows
+        charged_rows = round(len(trees) / self.rows_per_drafting_row)  # a whole number: else rounding might never end
+        while 0 < (drafting_rows := sum(map(bool, counts))) < charged_rows:
+            charged_rows, self.rows_per_drafting_row = drafting_rows, len(trees) / drafting_rows
             counts = [self.counts_of_row(tree, depth) for tree in trees]
         return counts
 

@@ -372,3 +372,25 @@ def test_a_plain_step_s_seconds_are_told_once_they_are_well_known() -> None:
     for policy in timing, unknown:
         policy.choose(1)
         assert policy.plain_seconds is None
+
+
+class FirstRows(Growing):
+    """The first rows draft, whatever it costs; asked without an end, it fails."""
+
+    def __init__(self, drafting: int):
+        super().__init__(8, 4)
+        self.drafting, self.asked = drafting, 0
+
+    def counts_of_row(self, tree: TokenTree, depth: int) -> dict[int, int]:
+        self.asked += 1
+        assert self.asked < 1000
+        return {0: 1} if tree.tokens[0] < self.drafting else {}
+
+
+@pytest.mark.parametrize("rows", [15, 30, 31, 49, 64])  # (31 / 29) * 29 < 31, and so on
+def test_padding_is_charged_to_the_rows_that_draft(rows: int) -> None:
+    for drafting in range(1, rows + 1):
+        policy = FirstRows(drafting)
+        counts = policy.counts([TokenTree([row]) for row in range(rows)], 0)
+        assert sum(map(bool, counts)) == drafting
+        assert policy.rows_per_drafting_row == rows / drafting
