@@ -224,7 +224,8 @@ class Auto(Growing):
             self.trees_while_right = MAX_TREES_WHILE_RIGHT
             self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
-            self.steps_left = self.pause - (event is not Event.OVER)
+            pause = round(self.pause * (1 + math.log2(self.rows)))  # a probe of many rows lets them all catch up first
+            self.steps_left = min(pause, MAX_PAUSE) - (event is not Event.OVER)
         if event is Event.OVER and phase is Phase.RESTING:
             self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
             self.learnt_rates = None
