@@ -35,7 +35,7 @@ NewTokens = Int[Tensor, "rows new"]
 States = Float[Tensor, "rows new hidden"]
 Inputs = Float[Tensor, "rows new inputs"]  # of an attention or of `fc`, which may be wider
 Heads = Float[Tensor, "rows heads new width"]
-Kept = Float[Tensor, "rows key_heads slots width"]  # keys or values, of which several heads share one
+KeyHeads = Float[Tensor, "rows key_heads slots width"]  # keys or values, of which several heads share one
 Vectors = Float[Tensor, "*shape width"]
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, (rows, tokens, width of a head)
 AttentionMask = Bool[Tensor, "#rows 1 new slots"] | Float[Tensor, "#rows 1 new slots"]  # seen, or what scores gain
@@ -90,7 +90,7 @@ def turn(states: Heads, rotary: Rotary) -> Heads:
     return torch.cat([turned * cos + half * sin, rest], -1)
 
 
-def attend(queries: Heads, keys: Kept, values: Kept, mask: AttentionMask) -> Heads:
+def attend(queries: Heads, keys: KeyHeads, values: KeyHeads, mask: AttentionMask) -> Heads:
     """What queries read of the values whose keys they see.
 
     On a GPU it is made of products where nothing is learnt: PyTorch gives masked attention to cuDNN there, which plans
@@ -101,7 +101,9 @@ def attend(queries: Heads, keys: Kept, values: Kept, mask: AttentionMask) -> Hea
     return nn.functional.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
 
 
-def attend_by_products(queries: Heads, keys: Kept, values: Kept, mask: Float[Tensor, "#rows 1 new slots"]) -> Heads:
+def attend_by_products(
+    queries: Heads, keys: KeyHeads, values: KeyHeads, mask: Float[Tensor, "#rows 1 new slots"]
+) -> Heads:
     """The same, some queries at a time: all their scores are in memory at once."""
     results, shared = list[Tensor](), (keys.shape[1], queries.shape[1] // keys.shape[1])
     for some, seen in zip(queries.split(MAX_QUERIES, 2), mask.split(MAX_QUERIES, 2), strict=True):
