@@ -65,13 +65,13 @@ def broken_at(text: str, is_cut: bool, end: str = "") -> int | None:
     """
     place, piece = 0, ""
     while True:
-        rest = text[place:].lstrip(WHITE_SPACE)
-        place = len(text) - len(rest)
-        following = next((following for following in FOLLOWING[piece] if rest.startswith(following)), None)
+        remainder = text[place:].lstrip(WHITE_SPACE)
+        place = len(text) - len(remainder)
+        following = next((following for following in FOLLOWING[piece] if remainder.startswith(following)), None)
         if following is None:
             break
         place, piece = place + len(following), following
-    is_beginning = is_cut and any(following.startswith(rest) for following in FOLLOWING[piece])
-    is_right = is_beginning or (piece == LAST and rest in ("", end))
-    is_escaped = rest.startswith('"') and "\\" in rest  # which may spell the same word
+    is_beginning = is_cut and any(following.startswith(remainder) for following in FOLLOWING[piece])
+    is_right = is_beginning or (piece == LAST and remainder in ("", end))
+    is_escaped = remainder.startswith('"') and "\\" in remainder  # which may spell the same word
     return None if is_right or is_escaped else place
