@@ -81,21 +81,11 @@ class PlaceWatch:
         precision = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
         around = torch.is_autocast_enabled("cuda"), list(map(len, GLOBAL_HOOKS))
         kinds: list[Any] = [*map(type, self.parts)]
-        own_settings = [
-            (known["training"], "forward" in known, "_compiled_call_impl" in known) for known in self.attributes
-        ]
+        flags = [(known["training"], "forward" in known, "_compiled_call_impl" in known) for known in self.attributes]
         forwards = {kind: kind.forward for kind in set(kinds)}
         added = [hook for hooks in self.hooks if hooks for hook in hooks.values() if library_of(hook) != "transformers"]
         insides = [*map(id, chain(self.parts, chain.from_iterable(self.contents), added))]
-        return [
-            precision,
-            around,
-            kinds,
-            own_settings,
-            forwards,
-            insides,
-            [weight.data_ptr() for weight in self.weights],
-        ]
+        return [precision, around, kinds, flags, forwards, insides, [weight.data_ptr() for weight in self.weights]]
 
 
 class PlaceMark:
