@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import multidraft as md
-from multidraft.cli.models import DEFAULT_LOADER, Models, load
+from multidraft.cli.models import DEFAULT_LOADER, Models, built_in_drafter, load, mixture_of, parse
 from multidraft.generation.text import encode_messages
 from multidraft.zoo import smollm2
 from on_gpu.asked import Line, PieceOptions, Skipped
@@ -30,11 +30,10 @@ def measure(piece_options: PieceOptions) -> list[Line]:
     if not smollm2.is_installed():
         raise Skipped(f"there is no SmolLM2; {smollm2.INSTALL}")
     new_tokens, limit = (8, 1) if piece_options.quick else (128, 5)
-    loader = DEFAULT_LOADER._replace(engine="transformers")
-    first = load("smollm2", "none", loader)
-    models = {way: load("smollm2", draft, loader)._replace(target=first.target) for way, (draft, _) in WAYS.items()}
+    plain = load("smollm2", "none", DEFAULT_LOADER._replace(engine="transformers"))
+    models = {way: with_draft(plain, draft) for way, (draft, _) in WAYS.items()}
     texts = [json.loads(line)["prompt"] for line in CHATS.read_text().splitlines()[:limit]]
-    prompts = [encode_messages(first.tokenizer, [{"role": "user", "content": text}]) for text in texts]
+    prompts = [encode_messages(plain.tokenizer, [{"role": "user", "content": text}]) for text in texts]
     sums = {(way, turn): [0, 0, 0.0] for turn in range(ROUNDS) for way in WAYS}
     for turn in range(ROUNDS):
         for number, prompt in enumerate(prompts):
@@ -49,6 +48,14 @@ def measure(piece_options: PieceOptions) -> list[Line]:
         for turn in range(ROUNDS)
         for way in WAYS
     ]
+
+
+def with_draft(plain: Models, draft: str) -> Models:
+    """The same target with another drafter, of those that need no model of their own."""
+    if not (mixtures := parse(draft)):
+        return plain
+    (mixture,) = mixtures
+    return plain._replace(draft=mixture_of([built_in_drafter(name, plain.target) for name, _ in mixture], mixture))
 
 
 def answer(

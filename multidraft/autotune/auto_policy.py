@@ -370,11 +370,11 @@ class Auto(Growing):
         """Whether a step's seconds count: without drafts after another one without, or with drafts after one with.
 
         What a server sends of a step takes time of the next, so that a step without drafts after one with seems dearer
-        than it is; what one row is sent takes little. While a new pair waits for look-ups that are likely right, steps
-        without drafts use up no budget.
+        than it is. Look-ups always count, because they may never follow each other. While a new pair waits for likely
+        ones, steps without drafts use up no budget.
         """
         if drafted:
-            return self.has_drafted is True or (rows == 1 and self.kind == "lookup")  # whose steps are seldom in a row
+            return self.has_drafted is True or self.kind == "lookup"
         is_waiting = self.phase is Phase.TIMING and self.profile.step_count(rows, False) >= MAX_SAMPLES
         return self.has_drafted is False and not is_waiting
 

@@ -31,6 +31,7 @@ from multidraft.autotune.plans import MAX_SAMPLES, MIN_STEPS, MeasuredPair, Prof
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel
+from multidraft.models.reader import Cost
 
 ROW_COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33]
 PLAIN, TOKEN = 10.0, 0.01  # seconds of a pass of the target, and of every token in it
@@ -156,6 +157,15 @@ def test_a_longer_chain_is_timed_once_a_shorter_one_was_right(right: int, longes
         lengths.append(chain.shape.depth)
         policy.steps_with_tree[policy.profile.restarts, 1, chain] = MAX_CHAIN_TRIES
     assert lengths == [length for length in CHAINS_TO_TIME if length <= longest]
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("lookup", True), ("pass", False)])
+def test_look_ups_of_many_rows_count_alone_too(kind: Cost, counts: bool) -> None:
+    """Else tries would come to an end before any was timed, and nothing be looked up any more."""
+    policy = Auto(Profile({}), 1.0, TreeLimits(), 1e6, kind)
+    policy.has_drafted = False
+    assert policy.counts_as_timed(2, drafted=True) is counts
+    assert policy.counts_as_timed(2, drafted=False)
 
 
 @pytest.mark.parametrize("limits", [TreeLimits(2, 15), TreeLimits(32, 2)])

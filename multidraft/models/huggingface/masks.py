@@ -87,8 +87,9 @@ class CausalLM(HuggingFaceReader):
 
     @property
     def recorded_sizes(self) -> int:  # type: ignore[override]
-        """Those of all readers of the model."""
-        return self.steps.recorded_sizes if self.steps else 0
+        """Those of all readers of the model; none before steps were made, which a model that rests may never need."""
+        steps = vars(self).get("steps")
+        return steps.recorded_sizes if steps else 0
 
     @cached_property
     def watch(self) -> PlaceWatch:
