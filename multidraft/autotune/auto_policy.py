@@ -29,7 +29,7 @@ from multidraft.autotune.plans import (
     save,
 )
 from multidraft.decoding.batch import paths_of
-from multidraft.decoding.policy import Outlook, Plan, StaticTree, StepForecast
+from multidraft.decoding.policy import NO_PROMPTS, Outlook, Plan, PromptReads, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import say_once
 from multidraft.models.reader import Cost
@@ -146,7 +146,8 @@ class Auto(Growing):
         self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
         self.longest_right = 0  # drafts of a row that were right one after another
-        self.tokens = self.seconds = self.prompt_reads = self.unsaved_seconds = 0.0
+        self.prompt_reads = NO_PROMPTS
+        self.tokens = self.seconds = self.unsaved_seconds = 0.0
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.stake = 0.0  # tokens that the dearest of the last look-ups loses if it is wrong
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
@@ -167,7 +168,7 @@ class Auto(Growing):
         """Whether steps have been timed, or none may be, so that the prior's costs hold."""
         return bool(self.profile.timed_rows) or not self.budget
 
-    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
         """Set prices before the first step, so that a draft model that will not be used need not read the prompts.
 
         Say that steps will be timed, if so: not in the middle of a text that is printed as it comes.
@@ -276,7 +277,8 @@ class Auto(Growing):
             self.tokens, self.seconds = STEPS_PER_PRICING * rows * best.tokens, STEPS_PER_PRICING * best.seconds
         self.rows = rows
         rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
-        self.price(rates, costs, rate, self.prompt_reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
+        reads = self.prompt_reads._replace(passes=rows * self.prompt_reads.passes)
+        self.price(rates, costs, rate, reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
         if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
             self.pause = max(self.pause // 2, FIRST_PAUSE)
 
@@ -332,7 +334,8 @@ class Auto(Growing):
             self.steps_with_tree[self.profile.restarts, rows, self.timed_tree] += 1
         if self.is_probing:
             self.extend_probe(record)
-        self.prompt_reads *= not work.reads
+        if work.reads:
+            self.prompt_reads = NO_PROMPTS
         self.steps_without_drafts += not work.nodes
         self.follow_temperature(record)
         if self.budget and not is_seeded:

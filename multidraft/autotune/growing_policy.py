@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from multidraft.autotune.estimates import DEFAULT, Costs, TreeRates, acceptance_of_known
-from multidraft.decoding.policy import Plan, PolicyLimits, TreePolicy
+from multidraft.decoding.policy import NO_PROMPTS, Plan, PolicyLimits, PromptReads, TreePolicy
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.reader import Cost
 
@@ -45,12 +45,12 @@ class Growing(TreePolicy):
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
 
     def price(
-        self, rates: TreeRates, costs: Costs, rate: float | int, prompt_reads: float | int = 0, margin: float = 0
+        self, rates: TreeRates, costs: Costs, rate: float | int, reads: PromptReads = NO_PROMPTS, margin: float = 0
     ) -> None:
         """Set the prices of drafts. A second is worth `rate` tokens of a row.
 
-        Drafts must gain more than they cost by `margin`, a share of a plain step. For every new token the draft model
-        reads `prompt_reads` tokens of a prompt.
+        Drafts must gain more than they cost by `margin`, a share of a plain step. In a step the draft model also
+        `reads` of prompts: tokens of each row, and passes over those of rows that join.
         """
         self.rates, price_per_second, self.rows_per_drafting_row = rates, (1 + margin) * rate, 1.0
         first_seconds = max(costs.drafted_seconds(1) - costs.node, 0.0)
@@ -68,7 +68,7 @@ class Growing(TreePolicy):
         if self.kind != "pass":
             self.can_look_up = self.best_count(0, 1.0, CERTAIN, True)[1] > self.first_price
             self.min_certainty = self.certainty_that_pays()
-        self.model_pays = gain > self.level_price + self.read_price * (1 + prompt_reads)
+        self.model_pays = gain > self.level_price * (1 + reads.passes) + self.read_price * (1 + reads.tokens)
         first_read_price = self.first_price + self.level_price + self.read_price
         self.model_can_pay = self.path_gain(0, CERTAIN[1], CERTAIN[1], False) > first_read_price
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.policy import PolicyLimits, TreePolicy
+from multidraft.decoding.policy import PolicyLimits, PromptReads, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading, similar
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
 from multidraft.decoding.record import Clock, StepRecord
@@ -63,7 +63,7 @@ class Batch:
         self.mark: ModelMark | None = None  # of the models that the prefixes come from
         self.width = 0  # slots of a row: all have as many as the longest
         self.info = Info()
-        self.prompt_tokens = self.reused_tokens = 0
+        self.prompt_tokens = self.reused_tokens = self.prompt_groups = 0
         self.updates: Updates = []
         self.has_read = False  # in the last step
         self.concerned: list[Request] = []  # by a failure now, if prompts are being read: all that have begun, if not
@@ -156,6 +156,12 @@ class Batch:
         """How many rows decode as soon as all that fit have been read."""
         return len(self.active) + len(self.fitting)
 
+    @property
+    def prompt_reads(self) -> PromptReads:
+        """What there was to read of prompts for every new token so far."""
+        new_tokens = max(self.info.tokens, 1)
+        return PromptReads((self.prompt_tokens - self.reused_tokens) / new_tokens, self.prompt_groups / new_tokens)
+
     def next_group(self, budget: float | int) -> list[Request]:
         """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""
         if not (window := self.fitting) or not self.can_share(window[0]):
@@ -211,6 +217,7 @@ class Batch:
     def answer(self, reading: TargetReading) -> DraftReading | None:
         """Tell what the target says of prompts, and draw the first new tokens if it says that too; who goes on."""
         following = DraftReading(reading.requests, reading.state(), reading.is_repeated)
+        self.prompt_groups += not reading.is_repeated
         for request in () if reading.is_repeated else reading.requests:
             self.prompt_tokens += len(request.prompt)
             self.reused_tokens += reading.reused

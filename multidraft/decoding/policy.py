@@ -51,6 +51,16 @@ class Outlook(NamedTuple):
     plain_seconds: float | None = None  # of a step without drafts, as measured, if that is well known
 
 
+class PromptReads(NamedTuple):
+    """What a draft model that does not rest reads of prompts for every new token of any row."""
+
+    tokens: float | int = 0.0
+    passes: float | int = 0.0  # prompts that come one by one are read one by one
+
+
+NO_PROMPTS = PromptReads()
+
+
 class Plan(NamedTuple):
     """What the draft model is to do at a depth; drafting ends where no row has nodes."""
 
@@ -71,11 +81,8 @@ class TreePolicy(ABC):
 
     limits: PolicyLimits
 
-    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
-        """Prompts are about to be read, and so many rows decode then.
-
-        For every new token a draft model has to read `prompt_reads` tokens of prompts; None if that is as before.
-        """
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
+        """Prompts are about to be read, and so many rows decode then; None for `prompt_reads` that are as before."""
         return Outlook()
 
     @abstractmethod

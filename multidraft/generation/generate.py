@@ -21,7 +21,7 @@ from multidraft.autotune.auto_policy import auto
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.policy import PromptReads, TreePolicy
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stop
 from multidraft.decoding.state import check_generators, generators_for
@@ -221,7 +221,9 @@ def policy_for(
         return options.policy
     pair = MeasuredPair(target, draft, options.config.scheme, options.config.walk)
     policy = auto(pair, sampling.temperature, options.limits, options.plan_file, options.tune_budget)
-    policy.begin(options.rows_at_a_time(len(prompts)), sum(map(len, prompts)) / max(sum(ends.budgets), 1))
+    rows, new_tokens = options.rows_at_a_time(len(prompts)), max(sum(ends.budgets), 1)
+    reads = PromptReads(sum(map(len, prompts)) / new_tokens, max(len(prompts) - rows, 1) / new_tokens)
+    policy.begin(rows, reads)
     return policy
 
 

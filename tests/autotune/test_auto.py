@@ -21,7 +21,7 @@ from multidraft.autotune.auto_policy import Auto, TreeLimits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
-from multidraft.decoding.policy import Plan, TreePolicy
+from multidraft.decoding.policy import Plan, PromptReads, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
@@ -272,7 +272,14 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
         assert policy.begin(rows).model_rests == (rows == 4)
     policy = Auto(profile(by_rows={1: costs(read=0.5)}), 1.0)
     for prompt, new_tokens in ((100, 1), (1, 100)):
-        assert policy.begin(1, prompt / new_tokens).model_rests == (prompt > new_tokens)
+        assert policy.begin(1, PromptReads(prompt / new_tokens)).model_rests == (prompt > new_tokens)
+
+
+@pytest.mark.parametrize(("new_tokens", "rests"), [(4, True), (400, False)])
+def test_a_pass_over_the_prompt_of_each_row_that_joins_is_paid_by_all(new_tokens: int, rests: bool) -> None:
+    """Eight rows, one of which joins in two steps, and then in fifty: drafts gain less than another pass costs."""
+    policy = Auto(profile(by_rows={8: costs(10.0, 3.0)}), 1.0)
+    assert policy.begin(8, PromptReads(0.0, 1 / new_tokens)).model_rests == rests
 
 
 def test_while_rows_join_nothing_is_drafted_that_does_not_pay_for_all() -> None:

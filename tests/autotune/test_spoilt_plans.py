@@ -12,6 +12,7 @@ from spoiling import WRONG, loads_or_says_why, places, spoilt
 from multidraft.autotune import plans
 from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
+from multidraft.decoding.policy import PromptReads
 
 IDENTITY = {"target": {"digest": "1"}, "scheme": "anchored:lorenz"}
 
@@ -39,7 +40,7 @@ def use(text: str | bytes) -> None:
     for temperature in (0.0, 1.0):
         policy = Auto(profile, temperature)
         for rows in (1, 3, 64):
-            policy.begin(rows, 10.0)
+            policy.begin(rows, PromptReads(10.0, 1.0))
     assert Profile.from_json(profile.as_json()).as_json() == profile.as_json()
 
 

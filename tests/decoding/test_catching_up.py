@@ -11,7 +11,7 @@ from torch import Tensor
 from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.draft import MAX_LAG
-from multidraft.decoding.policy import Outlook, StaticTree, TreePolicy
+from multidraft.decoding.policy import Outlook, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
@@ -29,7 +29,7 @@ DEPTH, STEPS_OF_RUN = 3, 6
 class Resting(StaticTree):
     """Its draft model has read no prompt."""
 
-    def begin(self, rows: int, prompt_reads: float | None = None) -> Outlook:
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
         return Outlook(model_rests=True)
 
 
@@ -100,7 +100,7 @@ def test_a_probe_lasts_until_the_rows_have_caught_up():
     """And goes on while drafts are right. What catching up takes is not taken for the price of a plain step."""
     policy = Auto(Profile({}), 0.0, budget=1e9)
     policy.profile = profile(by_rows={1: costs(1.0, 0.75, 0.05)}, true_rates=rates(0.1), spent=0.0)
-    policy.begin(1, 0.0)
+    policy.begin(1, PromptReads())
     policy.pause = 2
     before = policy.profile.step_count(1, drafted=False)
     records = steps(*rested([3 * CHUNK], policy), count=8)
