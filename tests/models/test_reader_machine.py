@@ -135,7 +135,7 @@ def live(name: str, lives: int, kind: type[Life] = Life) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "lives"),
-    [("llama", 20), ("qwen3_next", 5), *(pytest.param(name, 200, marks=pytest.mark.slow) for name in MODELS)],
+    [("llama", 10), ("qwen3_next", 3), *(pytest.param(name, 200, marks=pytest.mark.slow) for name in MODELS)],
 )
 def test_rows_are_read_as_alone_whatever_comes(name: str, lives: int) -> None:
     live(name, lives)

@@ -25,6 +25,7 @@ from multidraft.sampling.settings import Sampling
 
 PROMPTS = [[3, 1, 4, 1], [2, 7], [5]]
 LARGER, SMALLER = VOCABULARY + 9, VOCABULARY - 12
+SIZES = [LARGER, pytest.param(SMALLER, marks=pytest.mark.slow)]
 NEW_TOKENS = 16
 
 
@@ -69,7 +70,7 @@ DRAFTS = {
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("size", [LARGER, SMALLER])
+@pytest.mark.parametrize("size", SIZES)
 def test_greedy_texts_are_those_of_transformers(target: PreTrainedModel, size: int, draft: str, monkeypatch) -> None:
     monkeypatch.setattr(
         vocabularies, "MAX_PADDING_SHARE", 0.5
@@ -82,7 +83,7 @@ def test_greedy_texts_are_those_of_transformers(target: PreTrainedModel, size: i
     assert size == SMALLER or max(map(max, texts)) >= VOCABULARY  # a token is emitted that it has not had before
 
 
-@pytest.mark.parametrize("size", [LARGER, SMALLER])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("group", ["mixture", "side by side", "look-up first"])
 def test_a_group_of_drafters_is_of_its_members_as_they_are_now(target: PreTrainedModel, size: int, group: str) -> None:
     """It is made once, before all are resized; so is a reader of the target."""
