@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.state import RunningRow
+from multidraft.decoding.state import RunningRow, groups_by_settings
 from multidraft.decoding.targets import Ids, NodeResidual, NodeTarget, Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual
@@ -70,7 +70,10 @@ class DeviceTargets(Targets):
         places = [(row, node) for row in rows for node in range(len(self.trees[row]))]
         if not places:
             return
-        lines, is_settled = pending_distributions(self.lines(places), [self.rows[row].sampling for row, _ in places])
+        groups = groups_by_settings(self.rows, self.trees, places)
+        pending = [pending_distributions(self.lines(group.places), group.sampling) for group in groups]
+        lines, is_settled = map(concatenate, zip(*pending, strict=True))
+        places = [place for group in groups for place in group.places]
         ids = [self.ids_at(place) for place in places]
         support = upload(np.concatenate([line * lines.shape[1] + part for line, part in enumerate(ids)]), lines.device)
         drawing = upload([numbers[row] for row, _ in places], lines.device, torch.float64)

@@ -12,16 +12,19 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.state import DecodeConfig, RunningRow, State, prefixes_of
+from multidraft.decoding.state import DecodeConfig, NodeGroup, RowNode, RunningRow, State, groups_by_settings
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
 from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import Faults, RowFault
+from multidraft.transfer import take
 from multidraft.verification.law import Law
 
-RowNodes = list[tuple[int, int]]  # rows with nodes
+RowNodes = list[RowNode]
 MAX_LAG = 64  # tokens before the root that are read in the same pass as it
 
 
@@ -86,8 +89,8 @@ class LevelLaws:
     """What one drafter says at the nodes of a level, a line each, and what is drawn from there."""
 
     scores: LevelScores
-    distributions: list[DraftDistribution]
-    faults: Faults  # by line
+    distributions: dict[int, DraftDistribution]  # by line
+    faults: Faults
 
 
 def read_level(
@@ -122,26 +125,37 @@ def read_level(
     scores = state.draft.forward_each(tokens, parents, scored, lookup_only)
     if not places:  # all of them are still catching up
         return {}
-    settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
-    levels = list[LevelLaws]()
+    levels, groups, law = list[LevelLaws](), groups_by_settings(state.rows, trees, places), config.scheme.law
     for drafter in scores:
         logits, ids = drafter.at(rows, columns)
-        laws = draft_distributions(
-            logits,
-            settings,
-            prefixes,
-            drafts=policy.limits.max_drafts,
-            vocabulary=state.target.vocabulary,
-            ids=ids,
-        )
+        laws = level_laws(logits, ids, groups, policy.limits.max_drafts, state.target.vocabulary)
         levels.append(LevelLaws(LevelScores(logits, len(scores) == 1 and drafter.is_partial), *laws))
-    law = config.scheme.law
     for line, (row, node) in enumerate(places):
         distributions = [level.distributions[line] for level in levels]
         distribution = merge_distributions(distributions) if law.per_draft_distributions else distributions[0]
         trees[row].laws[node] = NodeLaw(*distribution, levels[0].scores, line)
     faults = {rows[line]: fault for level in levels for line, fault in level.faults.items()}
     return {row: fault.at(row, state.rows[row].position + depth + 1) for row, fault in faults.items()}
+
+
+def level_laws(
+    logits: Float[Tensor, "lines columns"],
+    ids: Int[Tensor, "*lines columns"] | None,
+    groups: list[NodeGroup],
+    drafts: int,
+    vocabulary: int,
+) -> tuple[dict[int, DraftDistribution], Faults]:
+    """By line, what is drawn from at the nodes of a level, and the faults of those that have no distribution."""
+    distributions, faults = dict[int, DraftDistribution](), Faults()
+    for group in groups:
+        scores = logits if len(groups) == 1 else take(logits, group.lines)
+        tokens = ids if ids is None or ids.ndim == 1 else ids[group.lines]
+        laws, faults_of_group = draft_distributions(
+            scores, group.sampling, group.prefixes, drafts=drafts, vocabulary=vocabulary, ids=tokens
+        )
+        distributions |= zip(group.lines, laws, strict=True)
+        faults |= {group.lines[line]: fault for line, fault in faults_of_group.items()}
+    return distributions, faults
 
 
 def tokens_to_read(row: RunningRow, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:

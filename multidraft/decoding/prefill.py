@@ -19,7 +19,8 @@ from multidraft.decoding.state import DecodeConfig, RunningRow, State, gather
 from multidraft.errors import AdviceError
 from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Reader, Scored
 from multidraft.models.scores import check_whole
-from multidraft.sampling.gate import RowFault, distribution_error, softmax
+from multidraft.sampling.from_logits import softmax
+from multidraft.sampling.gate import RowFault, distribution_error
 
 MAX_RATIO = 1.25  # of the longest to the shortest prompt that are read side by side: the rest is padding
 

@@ -13,11 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.decoding.policy import StepForecast
-from multidraft.decoding.state import prefixes_of
 from multidraft.decoding.targets import Targets, stack_targets
 from multidraft.decoding.tree import TokenTree, stack_distributions
 from multidraft.decoding.walks import Verdict, WalkResult
-from multidraft.sampling.from_logits import log_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.transfer import download, upload
 from multidraft.verification.laws import optimum
@@ -160,21 +158,13 @@ def lookup_logprobs(targets: Targets, paths: dict[int, list[int]], tokens: list[
             groups[top].append(row)
     parts = list[Tensor]()
     for top, rows in groups.items():
-        logs = log_lines(targets, [(row, node) for row in rows for node in paths[row]])
+        logs = targets.log_lines([(row, node) for row in rows for node in paths[row]])
         parts += likeliest_logs(logs, [token for row in rows for token in tokens[row]], top)
     copies, answers = iter(download(*parts)), dict[int, list[Logprob]]()
     for rows in groups.values():
         logprobs = iter(logprobs_of(next(copies), next(copies), next(copies)))
         answers |= {row: list(islice(logprobs, len(tokens[row]))) for row in rows}
     return answers
-
-
-def log_lines(targets: Targets, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
-    """The logarithms of the distributions at nodes, which are known but at temperature 0: there that of 1 is shown."""
-    settings = [targets.rows[row].sampling for row, _ in places]
-    if all(sampling.temperature for sampling in settings):
-        return torch.stack([target.probabilities for target in targets.at(places)]).log()
-    return log_distributions(targets.lines(places), settings, prefixes_of(targets.rows, targets.trees, places))
 
 
 def top_logprobs(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:

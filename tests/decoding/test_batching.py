@@ -77,8 +77,8 @@ def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     for row, emitted in enumerate(record.emitted):
         sampling, sequence = state.rows[row].sampling, PROMPTS[row]
         for token, entry in zip(emitted.tokens, emitted.logprobs, strict=True):
-            prefix = torch.tensor(sequence) if sampling.looks_back else None
-            (law,), _ = target_distributions(table(tuple(sequence)).log()[None], [sampling], [prefix])
+            prefixes = [torch.tensor(sequence)] if sampling.looks_back else None
+            (law,), _ = target_distributions(table(tuple(sequence)).log()[None], sampling, prefixes)
             assert entry.logprob == pytest.approx(float(law[token].log()))
             assert [value for _, value in entry.top] == pytest.approx(law.log().topk(1 + row).values.tolist())
             sequence = [*sequence, token]

@@ -21,9 +21,10 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 import multidraft as md
 from multidraft.decoding.device_targets import DeviceTargets
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow
 from multidraft.decoding.step import step
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.targets import Targets
+from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.sampling.from_logits import (
     TOP_P_HEAD,
     nucleus,
@@ -121,16 +122,19 @@ SETTINGS = [Sampling(), Sampling(0), Sampling(0.7, top_k=5), Sampling(top_p=0.6)
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_pending_distributions_are_the_targets(sampling: Sampling) -> None:
-    probs, is_settled = pending_distributions(LINES, [sampling] * len(LINES))
-    expected, faults = target_distributions(LINES, [sampling] * len(LINES))
+    probs, is_settled = pending_distributions(LINES, sampling)
+    expected, faults = target_distributions(LINES, sampling)
     assert is_settled.tolist() == [line not in faults for line in range(len(LINES))] == [True, True, False, False, True]
     assert torch.allclose(probs[is_settled], expected[is_settled], rtol=1e-6, atol=1e-7)
 
 
 def test_pending_distributions_of_rows_with_different_settings() -> None:
-    probs, is_settled = pending_distributions(LINES, SETTINGS)
-    expected, _ = target_distributions(LINES, SETTINGS)
-    assert torch.allclose(probs[is_settled], expected[is_settled], rtol=1e-6, atol=1e-7)
+    rows = [RunningRow(sampling, Randomness(torch.Generator()), 0, 0) for sampling in SETTINGS]
+    there, here = (kind(rows, [TokenTree([0]) for _ in rows], LINES[:, None]) for kind in (DeviceTargets, Targets))
+    there.fetch([0.5] * len(rows))
+    assert [*there.known] == [(0, 0), (1, 0), (4, 0)]
+    for place, target in there.known.items():
+        assert torch.allclose(target.probabilities, here.at([place])[0].probabilities, rtol=1e-6, atol=1e-7)
 
 
 def test_a_nucleus_beyond_the_head_is_not_settled() -> None:

@@ -32,8 +32,9 @@ from multidraft.auditing.enumeration import (
 )
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, State, extend
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow, State, extend
+from multidraft.decoding.targets import Targets
+from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.generation.stopping import ends_from_criteria
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.prefix_models import TableModel, random_table
@@ -204,7 +205,7 @@ def error(kind: str, row_sampling: Sampling, way: Way) -> float:
 def law_at(logits: Tensor, row_sampling: Sampling, sequence: tuple[int, ...] | list[int] = ()) -> Tensor:
     """The target's law from one line of logits."""
     return target_distributions(
-        logits[None], [row_sampling], [torch.tensor(sequence)] if row_sampling.looks_back else None
+        logits[None], row_sampling, [torch.tensor(sequence)] if row_sampling.looks_back else None
     )[0][0]
 
 
@@ -295,7 +296,7 @@ def test_the_draft_model_may_have_settings_of_its_own(kind, draft_settings):
     assert error(kind, apart, config()) <= EXACT
     logits, prefix = DRAFT((0,)).log()[None], [torch.tensor(PROMPT)]
     laws = [
-        draft_distributions(logits, [row_sampling], prefix, drafts=2, vocabulary=SIZE)[0][0]
+        draft_distributions(logits, row_sampling, prefix, drafts=2, vocabulary=SIZE)[0][0]
         for row_sampling in (apart, shared)
     ]
     assert [law.tolist() for law in laws[0]] != [law.tolist() for law in laws[1]]
@@ -386,7 +387,10 @@ def test_all_lines_at_once_agree_with_every_line_by_itself():
     rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
     alone = [law_at(line, row_sampling) for line, row_sampling in zip(logits, rows, strict=True)]
-    assert torch.equal(target_distributions(logits, rows)[0], torch.stack(alone))
+    running = [RunningRow(row_sampling, Randomness(torch.Generator()), 0, 0) for row_sampling in rows]
+    targets = Targets(running, [TokenTree([0]) for _ in rows], logits[:, None])
+    together = [target.probabilities for target in targets.at([(row, 0) for row in range(4)])]
+    assert torch.equal(torch.stack(together), torch.stack(alone))
 
 
 def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
@@ -396,9 +400,7 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
         listed = built_by_transformers(config, PROMPT, 300, [])
         fast = sampling_from(listed, greedy=False)
         assert fast == Sampling(**setting)
-        assert torch.allclose(
-            target_distributions(logits, [fast] * 50)[0], listed(None, logits).softmax(-1), atol=EXACT
-        )
+        assert torch.allclose(target_distributions(logits, fast)[0], listed(None, logits).softmax(-1), atol=EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)

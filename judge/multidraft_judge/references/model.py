@@ -134,7 +134,7 @@ class ModelReference(Reference):
         prompt = self.prompt_of(completion)
         sampling = self.sampling(completion.ask.temperature, settings, len(prompt))
         prefixes = [torch.tensor(prompt + ids[:place]) for place in range(len(ids))] if sampling.looks_back else None
-        logs = log_distributions(logits, [sampling] * len(ids), prefixes)
+        logs = log_distributions(logits, sampling, prefixes)
         has_numbers = all(token.text.startswith(ID_PREFIX) for token in completion.tokens)
 
         def name(token: int) -> str:
