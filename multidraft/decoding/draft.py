@@ -46,7 +46,7 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
     while any((plan := policy.plan(growing, depth)).nodes):
         places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
-            places = [(row, root) for row, root in places if state.can_draft(state.rows[row])]
+            places = [(row, root) for row, root in places if can_draft(state, state.rows[row])]
             promising = promising_roots(state, places, plan.min_certainty) if plan.lookup_only else places
             places = drafting_roots(state.rows, trees, promising)
             if not promising:
@@ -58,6 +58,12 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
         draw_level(state.rows, config.scheme.law, trees, counts)
         depth += 1
     return Drafted(trees, depth, faults)
+
+
+def can_draft(state: State, row: RunningRow) -> bool:
+    """Whether there is a draft model, whose context has room for the row's root: behind it nothing is drafted."""
+    context = None if state.draft is None else state.draft.context
+    return state.draft is not None and (context is None or row.position < context)
 
 
 def promising_roots(state: State, places: RowNodes, min_certainty: float) -> RowNodes:

@@ -119,11 +119,6 @@ class State:
             raise AdviceError(f"{why}; go on from the newest one, or start again from the tokens so far")
         self.used = True
 
-    def can_draft(self, row: RunningRow) -> bool:
-        """Whether there is a draft model, whose context has room for the row's root: behind it nothing is drafted."""
-        context = None if self.draft is None else self.draft.context
-        return self.draft is not None and (context is None or row.position < context)
-
     @property
     def models(self) -> list[Reader]:
         """The target, and the draft model if there is one."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 import multidraft as md
+from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Emitted
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
@@ -73,6 +74,7 @@ def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     for number, row in enumerate(state.rows):
         row.num_logprobs = 1 + number
     _, record = step(state, *way)
+    add_logprobs(record)
     table = tables()[0].conditional
     for row, emitted in enumerate(record.emitted):
         sampling, sequence = state.rows[row].sampling, PROMPTS[row]

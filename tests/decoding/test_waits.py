@@ -20,6 +20,8 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import multidraft as md
 from multidraft.decoding.device_targets import DeviceTargets
+from multidraft.decoding.logprobs import add_logprobs
+from multidraft.decoding.metrics import measured_acceptance
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow
 from multidraft.decoding.step import step
@@ -59,7 +61,9 @@ def waits_of_steps(
         state = start(PROMPTS, target, draft, way, [sampling] * 2, 60, generator, num_logprobs=num_logprobs)
         for _ in range(1 + NUM_STEPS):
             with count() as waits:
-                state, _ = step(state, *way)
+                state, record = step(state, *way)
+                add_logprobs(record)
+                record.measured = measured_acceptance(scheme, record) if way[0].measure else {}
             counts.append(waits.total())
     return counts[1:]  # the first one reads what the prompts have left
 

@@ -128,7 +128,7 @@ class ModelReference(Reference):
         """The tokens of a text with what the model says of them, in the law that the server lists."""
         import torch
 
-        from multidraft.decoding.record import top_logprobs
+        from multidraft.decoding.logprobs import top_logprobs
         from multidraft.sampling.from_logits import log_distributions
 
         prompt = self.prompt_of(completion)
