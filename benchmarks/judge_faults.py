@@ -160,11 +160,12 @@ def end_run_over(self, emitted):
 
 def right_log_lines(node_targets, places):
     """What should be listed, whatever tokens are drawn from."""
-    logs = {}
+    shown = {}
     for group in state.groups_by_settings(node_targets.rows, node_targets.trees, places):
-        lines = from_logits.log_distributions(node_targets.lines(group.places), group.sampling, group.prefixes)
-        logs |= zip(group.places, lines, strict=True)
-    return torch.stack([logs[place] for place in places])
+        warm = replace(group.sampling, temperature=group.sampling.temperature or 1.0)
+        lines, _ = from_logits.target_distributions(node_targets.lines(group.places), warm, group.prefixes)
+        shown |= zip(group.places, lines, strict=True)
+    return torch.stack([shown[place] for place in places]).log()
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,7 @@ FAULTS = {
     "rejected token kept": Fault(((step, "commit", kept_rejected),), needs_reference=True),
     "rows exchanged": Fault(((Targets, "lines", exchanged_rows),), needs_reference=True),
     "top-p before penalties": Fault(
-        (
-            (targets, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
-            (targets, "log_distributions", cut_before_penalties(from_logits.log_distributions)),
-        ),
+        ((targets, "target_distributions", cut_before_penalties(from_logits.target_distributions)),),
         needs_reference=True,
         settings=PENALISED,
     ),

@@ -259,9 +259,8 @@ class Batch:
         clock = Clock(self.config.synchronise, record.seconds)
         with clock.part("rule"):
             add_logprobs(record)
-        if measures:
-            with clock.part("measure"):
-                record.measured = measured_acceptance(self.config.scheme, record)
+        with clock.part("measure"):
+            record.measured = measured_acceptance(self.config.scheme, record) if measures else {}
         self.info.add(record)
         self.on_record(record, requests)
         for row, request in enumerate(requests):

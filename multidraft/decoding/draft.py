@@ -7,7 +7,6 @@ beyond the draft model's context drafts nothing more, and is not read.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -90,15 +89,6 @@ def drafting_roots(rows: list[RunningRow], trees: list[TokenTree], places: RowNo
     return drafting
 
 
-@dataclass(frozen=True)
-class LevelLaws:
-    """What one drafter says at the nodes of a level, a line each, and what is drawn from there."""
-
-    scores: LevelScores
-    distributions: dict[int, DraftDistribution]  # by line
-    faults: Faults
-
-
 def read_level(
     state: State,
     config: DecodeConfig,
@@ -131,16 +121,15 @@ def read_level(
     scores = state.draft.forward_each(tokens, parents, scored, lookup_only)
     if not places:  # all of them are still catching up
         return {}
-    levels, groups, law = list[LevelLaws](), groups_by_settings(state.rows, trees, places), config.scheme.law
-    for drafter in scores:
-        logits, ids = drafter.at(rows, columns)
-        laws = level_laws(logits, ids, groups, policy.limits.max_drafts, state.target.vocabulary)
-        levels.append(LevelLaws(LevelScores(logits, len(scores) == 1 and drafter.is_partial), *laws))
+    law, groups = config.scheme.law, groups_by_settings(state.rows, trees, places)
+    said = [drafter.at(rows, columns) for drafter in scores]
+    laws = [level_laws(*pair, groups, policy.limits.max_drafts, state.target.vocabulary) for pair in said]
+    level = LevelScores(said[0][0], len(scores) == 1 and scores[0].is_partial)
     for line, (row, node) in enumerate(places):
-        distributions = [level.distributions[line] for level in levels]
+        distributions = [by_line[line] for by_line, _ in laws]
         distribution = merge_distributions(distributions) if law.per_draft_distributions else distributions[0]
-        trees[row].laws[node] = NodeLaw(*distribution, levels[0].scores, line)
-    faults = {rows[line]: fault for level in levels for line, fault in level.faults.items()}
+        trees[row].laws[node] = NodeLaw(*distribution, level, line)
+    faults = {rows[line]: fault for _, faults_of_drafter in laws for line, fault in faults_of_drafter.items()}
     return {row: fault.at(row, state.rows[row].position + depth + 1) for row, fault in faults.items()}
 
 
@@ -151,7 +140,7 @@ def level_laws(
     drafts: int,
     vocabulary: int,
 ) -> tuple[dict[int, DraftDistribution], Faults]:
-    """By line, what is drawn from at the nodes of a level, and the faults of those that have no distribution."""
+    """By line, what one drafter's drafts at the nodes of a level are drawn from, and the faults of those without it."""
     distributions, faults = dict[int, DraftDistribution](), Faults()
     for group in groups:
         scores = logits if len(groups) == 1 else take(logits, group.lines)

@@ -150,14 +150,13 @@ def gather(state: State, staying: list[int]) -> State:
 
 def groups_by_settings(rows: list[RunningRow], trees: list[TokenTree], places: list[RowNode]) -> list[NodeGroup]:
     """Nodes of the rows' trees, in groups with the same settings, and the sequences that end at them."""
-    groups = defaultdict[Sampling, list[int]](list)
-    first = rows[places[0][0]].sampling if places else None
-    if first is not None and all(rows[row].sampling is first for row, _ in places):
-        groups[first] = list(range(len(places)))  # to compare settings takes longer
+    groups, node_groups = defaultdict[Sampling, list[int]](list), list[NodeGroup]()
+    settings = [rows[row].sampling for row, _ in places]
+    if settings and all(sampling is settings[0] for sampling in settings):  # to compare them takes longer
+        groups[settings[0]] = list(range(len(places)))
     else:
-        for line, (row, _) in enumerate(places):
-            groups[rows[row].sampling].append(line)
-    node_groups = list[NodeGroup]()
+        for line, sampling in enumerate(settings):
+            groups[sampling].append(line)
     for sampling, lines in groups.items():
         nodes = [places[line] for line in lines]
         prefixes = [prefix_at(rows[row], trees[row], node) for row, node in nodes] if sampling.looks_back else None

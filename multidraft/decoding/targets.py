@@ -6,7 +6,7 @@ is expanded to the vocabulary only where a walk ends.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from typing import cast
@@ -19,7 +19,7 @@ from torch import Tensor
 from multidraft.decoding.state import NodeGroup, RowNode, RunningRow, groups_by_settings
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual, WalkResult
-from multidraft.sampling.from_logits import is_greedy, log_distributions, most_likely_tokens, target_distributions
+from multidraft.sampling.from_logits import is_greedy, most_likely_tokens, target_distributions
 from multidraft.sampling.gate import RowFault, upcast
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import pick_each
@@ -181,11 +181,12 @@ class Targets:
         """The logarithms of the distributions at nodes; at temperature 0 those of temperature 1."""
         if all(self.rows[row].sampling.temperature for row, _ in places):
             return torch.stack([target.probabilities for target in self.at(places)]).log()
-        logs = dict[RowNode, Tensor]()
+        shown = dict[RowNode, Tensor]()
         for group in groups_by_settings(self.rows, self.trees, places):
-            lines = log_distributions(self.lines(group.places), group.sampling, group.prefixes)
-            logs |= zip(group.places, lines, strict=True)
-        return torch.stack([logs[place] for place in places])
+            warm = replace(group.sampling, temperature=group.sampling.temperature or 1.0)
+            lines, _ = target_distributions(self.lines(group.places), warm, group.prefixes)
+            shown |= zip(group.places, lines, strict=True)
+        return torch.stack([shown[place] for place in places]).log()
 
     def ids_at(self, place: RowNode) -> Ids:
         """The tokens that the draft law of a node can draw; none where nothing is drafted."""

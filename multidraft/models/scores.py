@@ -46,9 +46,8 @@ class Scores(NamedTuple):
     def at(self, rows: list[int], columns: list[int]) -> tuple[Float[Tensor, "lines columns"], Tensor | None]:
         """What drafts are drawn by at these nodes, with its tokens: of all lines, or of each on the CPU."""
         logits, ids = values_at(self.drafted_logits, rows, columns), self.ids
-        if ids is None or not self.is_partial:
-            return logits, ids
-        logits, ids = download(logits, values_at(ids, rows, columns))  # columns are few
+        if ids is not None and self.is_partial:
+            logits, ids = download(logits, values_at(ids, rows, columns))  # columns are few
         return logits, ids
 
     def by_token(self) -> TokenScores:

@@ -6,7 +6,6 @@ their line alone.
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -167,11 +166,6 @@ def distributions_behind(
     return probs, faults
 
 
-def log_distributions(logits: Lines, sampling: Sampling, prefixes: Prefixes | None = None) -> Lines:
-    """Logarithms of `target_distributions`, with temperature 1 in place of 0."""
-    return target_distributions(logits, replace(sampling, temperature=sampling.temperature or 1.0), prefixes)[0].log()
-
-
 def softmax(scores: Lines, temperature: float | int = 1.0) -> tuple[Lines, list[int]]:
     """Every line's softmax at a temperature above 0, and the lines that have none, whose values are undefined.
 
@@ -186,12 +180,7 @@ def softmax(scores: Lines, temperature: float | int = 1.0) -> tuple[Lines, list[
         return scores, []
     if loops.usable(scores) and scores.dtype == torch.float32:
         return loops.softmax_lines(scores, float(temperature))
-    return softmax_by_tensors(scores, float(temperature))
-
-
-def softmax_by_tensors(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
-    """`softmax` by tensor operations."""
-    weights, largest = softmax_and_largest(scores, temperature)
+    weights, largest = softmax_and_largest(scores, float(temperature))
     return weights, not_finite(largest)
 
 
