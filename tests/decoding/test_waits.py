@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoded import start
+from decoded import roots, start
 from device_checks import counted_gpu_waits
 from marks import slow_but
 from pretended import counted_waits, device
@@ -23,10 +23,9 @@ from multidraft.decoding.device_targets import DeviceTargets
 from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.metrics import measured_acceptance
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
-from multidraft.decoding.targets import Targets
-from multidraft.decoding.tree import TokenTree, Tree
+from multidraft.decoding.tree import Tree
 from multidraft.sampling.from_logits import (
     TOP_P_HEAD,
     nucleus,
@@ -133,9 +132,8 @@ def test_pending_distributions_are_the_targets(sampling: Sampling) -> None:
 
 
 def test_pending_distributions_of_rows_with_different_settings() -> None:
-    rows = [RunningRow(sampling, Randomness(torch.Generator()), 0, 0) for sampling in SETTINGS]
-    there, here = (kind(rows, [TokenTree([0]) for _ in rows], LINES[:, None]) for kind in (DeviceTargets, Targets))
-    there.fetch([0.5] * len(rows))
+    here, there = roots(LINES, SETTINGS), roots(LINES, SETTINGS, DeviceTargets)
+    there.fetch([0.5] * len(SETTINGS))
     assert [*there.known] == [(0, 0), (1, 0), (4, 0)]
     for place, target in there.known.items():
         assert torch.allclose(target.probabilities, here.at([place])[0].probabilities, rtol=1e-6, atol=1e-7)

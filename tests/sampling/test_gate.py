@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from decoded import roots
 from torch import Tensor
 from transformers import (
     LogitsProcessor,
@@ -14,12 +15,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from multidraft.decoding.state import Randomness, RunningRow
-from multidraft.decoding.targets import Targets
-from multidraft.decoding.tree import TokenTree
-from multidraft.sampling import from_logits
 from multidraft.sampling.drafting import MAX_FULL_VOCABULARY, MAX_SUPPORT, MAX_TAIL, draft_distributions
-from multidraft.sampling.from_logits import distribution, target_distributions
+from multidraft.sampling.from_logits import distribution, softmax, target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
@@ -46,7 +43,7 @@ def test_laws_over_real_vocabularies_sum_to_one(size, temperature, compiled, mon
     """PyTorch's float32 softmax on a CPU is off by 1e-5 to 1e-4 there."""
     logits = real_like(size)
     monkeypatch.setattr(loops, "usable", lambda *_: compiled)
-    laws, bad = from_logits.softmax(logits, temperature)
+    laws, bad = softmax(logits, temperature)
     assert bad == []
     assert (laws.sum(-1, dtype=torch.float64) - 1).abs().max() < ONE_ULP
     assert torch.allclose(laws, (logits.double() / temperature).softmax(-1).float(), rtol=1e-4, atol=1e-9)
@@ -175,9 +172,7 @@ def listed(*processors: LogitsProcessor) -> Processors:
 
 def compare(scores: Tensor, settings: list[Sampling], row: int) -> RowFault:
     """The fault of one row, after its neighbours' laws have been compared with what they have alone."""
-    pairs = zip(settings, PREFIXES, strict=True)
-    rows = [RunningRow(sampling, Randomness(torch.Generator()), 6, 2, prefix=prefix) for sampling, prefix in pairs]
-    targets = Targets(rows, [TokenTree([6]) for _ in rows], scores[:, None])
+    targets = roots(scores, settings, prefixes=PREFIXES)
     laws = [target.probabilities for target in targets.at([(0, 0), (1, 0), (2, 0)])]
     assert list(targets.faults) == [row]
     for other in {0, 1, 2} - {row}:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoded import roots
 from steps import Way, law_of_steps, laws_of_rows
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
@@ -32,9 +33,8 @@ from multidraft.auditing.enumeration import (
 )
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow, State, extend
-from multidraft.decoding.targets import Targets
-from multidraft.decoding.tree import TokenTree, Tree
+from multidraft.decoding.state import DecodeConfig, State, extend
+from multidraft.decoding.tree import Tree
 from multidraft.generation.stopping import ends_from_criteria
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.prefix_models import TableModel, random_table
@@ -387,9 +387,7 @@ def test_all_lines_at_once_agree_with_every_line_by_itself():
     rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
     alone = [law_at(line, row_sampling) for line, row_sampling in zip(logits, rows, strict=True)]
-    running = [RunningRow(row_sampling, Randomness(torch.Generator()), 0, 0) for row_sampling in rows]
-    targets = Targets(running, [TokenTree([0]) for _ in rows], logits[:, None])
-    together = [target.probabilities for target in targets.at([(row, 0) for row in range(4)])]
+    together = [target.probabilities for target in roots(logits, rows).at([(row, 0) for row in range(4)])]
     assert torch.equal(torch.stack(together), torch.stack(alone))
 
 
