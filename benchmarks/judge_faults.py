@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from multidraft.decoding import record, state, step, targets, verify
+from multidraft.decoding import state, step, targets, verify
 from multidraft.decoding.request import Request
 from multidraft.decoding.targets import NodeResidual, NodeTarget, Targets, stack_targets
 from multidraft.decoding.verify import single_draft_outcome
@@ -105,11 +105,10 @@ def exchanged_rows(self, places):
 def cut_before_penalties(function):
     """Top-p drops tokens by the law without penalties, and then penalties change what is left."""
 
-    def wrong(logits, settings, prefixes=None):
-        cuts = [Sampling(sampling.temperature or 1.0, None, sampling.top_p) for sampling in settings]
-        kept, _ = from_logits.target_distributions(logits, cuts)
-        uncut = [replace(sampling, top_p=None) for sampling in settings]
-        return function(logits.masked_fill(kept == 0, -torch.inf), uncut, prefixes)
+    def wrong(logits, sampling, prefixes=None):
+        cut = Sampling(sampling.temperature or 1.0, None, sampling.top_p)
+        kept, _ = from_logits.target_distributions(logits, cut)
+        return function(logits.masked_fill(kept == 0, -torch.inf), replace(sampling, top_p=None), prefixes)
 
     return wrong
 
@@ -123,13 +122,13 @@ def noise_drawn_with_again(self, walk_results, numbers):
     return plain_last(self, walk_results, again)
 
 
-def targets_of_the_node_before(self, places):
+def targets_of_the_node_before(self, group):
     """A node is verified against the logits of the one before it; what is listed is right."""
-    before = [(row, max(node - 1, 0)) for row, node in places]
-    targets_before = plain_targets(self, before)
+    before = [(row, max(node - 1, 0)) for row, node in group.places]
+    targets_before = plain_targets(self, group._replace(places=before))
     return {
         place: NodeTarget(targets_before[other].line, self.ids_at(place))
-        for place, other in zip(places, before, strict=True)
+        for place, other in zip(group.places, before, strict=True)
     }
 
 
@@ -143,9 +142,12 @@ def one_token_counted(row, tree, path, last, unread):
 
 def mask_one_token_late(rows, trees, places):
     """Behind drafts a grammar's mask is that of the node before; drafts are drawn with the right one."""
-    prefixes = state.prefixes_of(rows, trees, places)
-    pairs = zip(prefixes or (), places, strict=False)
-    return prefixes and [prefix[:-1] if node and prefix is not None else prefix for prefix, (_, node) in pairs]
+    late = []
+    for group in state.groups_by_settings(rows, trees, places):
+        pairs = zip(group.prefixes or (), group.places, strict=False)
+        prefixes = group.prefixes and [prefix[:-1] if node else prefix for prefix, (_, node) in pairs]
+        late.append(group._replace(prefixes=prefixes))
+    return late
 
 
 def end_run_over(self, emitted):
@@ -158,10 +160,12 @@ def end_run_over(self, emitted):
 
 def right_log_lines(node_targets, places):
     """What should be listed, whatever tokens are drawn from."""
-    settings = [node_targets.rows[row].sampling for row, _ in places]
-    return from_logits.log_distributions(
-        node_targets.lines(places), settings, state.prefixes_of(node_targets.rows, node_targets.trees, places)
-    )
+    shown = {}
+    for group in state.groups_by_settings(node_targets.rows, node_targets.trees, places):
+        warm = replace(group.sampling, temperature=group.sampling.temperature or 1.0)
+        lines, _ = from_logits.target_distributions(node_targets.lines(group.places), warm, group.prefixes)
+        shown |= zip(group.places, lines, strict=True)
+    return torch.stack([shown[place] for place in places]).log()
 
 
 @dataclass(frozen=True)
@@ -193,27 +197,24 @@ FAULTS = {
     "rejected token kept": Fault(((step, "commit", kept_rejected),), needs_reference=True),
     "rows exchanged": Fault(((Targets, "lines", exchanged_rows),), needs_reference=True),
     "top-p before penalties": Fault(
-        (
-            (targets, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
-            (record, "log_distributions", cut_before_penalties(from_logits.log_distributions)),
-        ),
+        ((targets, "target_distributions", cut_before_penalties(from_logits.target_distributions)),),
         needs_reference=True,
         settings=PENALISED,
     ),
     "top-p before penalties, unlisted": Fault(
         (
             (targets, "target_distributions", cut_before_penalties(from_logits.target_distributions)),
-            (record, "log_lines", right_log_lines),
+            (Targets, "log_lines", right_log_lines),
         ),
         settings=PENALISED,
     ),
     "noise drawn with again": Fault(((Targets, "draw", noise_drawn_with_again),)),
     "another node's logits": Fault(
-        ((Targets, "whole_targets", targets_of_the_node_before), (record, "log_lines", right_log_lines))
+        ((Targets, "whole_targets", targets_of_the_node_before), (Targets, "log_lines", right_log_lines))
     ),
     "one accepted token counted": Fault(
         ((step, "next_row", one_token_counted),), needs_reference=True, settings={"frequency_penalty": 1.0}
     ),
-    "mask one token late": Fault(((targets, "prefixes_of", mask_one_token_late),), needs_forms=True),
+    "mask one token late": Fault(((targets, "groups_by_settings", mask_one_token_late),), needs_forms=True),
     "end of text run over": Fault(((Request, "cut", end_run_over),), needs_forms=True),
 }

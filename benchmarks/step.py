@@ -22,9 +22,10 @@ from rich.table import Table
 
 import multidraft as md
 from multidraft.decoding import step as steps
-from multidraft.decoding.metrics import Info
+from multidraft.decoding.metrics import Info, measured_acceptance
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import row_at_root
+from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import warm_up
@@ -75,14 +76,17 @@ def beginning(vocabulary: int, rows: int, tree: Tree, sampling: Sampling) -> Sta
 def measure(vocabulary: int, tree: str, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step's parts; the clock of a step is the processor's meanwhile."""
     shape, sampling = Tree.parse(tree), Sampling(options.temperature, options.top_k, options.top_p)
-    way = DecodeConfig(md.scheme(options.scheme), measure=options.measure), StaticTree(shape)
+    way = DecodeConfig(md.scheme(options.scheme)), StaticTree(shape)
     state, info = beginning(vocabulary, options.rows, shape, sampling), Info()
     warm_up(way[0], way[1].limits, Given.device)
     models: Any = state.models
     times: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(options.steps):
         before, start = [model.seconds for model in models], time.process_time()
+        is_measured = options.measure > 0 and state.steps % options.measure == 0
         state, record = steps.step(state, *way)
+        with Clock(False, record.seconds).part("measure"):
+            record.measured = measured_acceptance(way[0].scheme, record) if is_measured else {}
         middle = time.process_time()
         info.add(record)
         end = time.process_time()

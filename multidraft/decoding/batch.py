@@ -11,9 +11,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 
-from multidraft.decoding.metrics import Info
+from multidraft.decoding.logprobs import add_logprobs
+from multidraft.decoding.metrics import Info, measured_acceptance
 from multidraft.decoding.policy import PolicyLimits, PromptReads, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading, similar
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
@@ -51,7 +51,6 @@ class Batch:
     ):
         policy.limits.check(config.scheme)
         self.target, self.draft, self.config, self.policy, self.on_record = target, draft, config, policy, on_record
-        self.measuring_config = replace(config, measure=min(config.measure, 1))
         self.max_num_seqs, self.max_tokens = rows_within(max_num_seqs, target, draft, policy.limits), max_tokens
         self.slack = policy.limits.slack
         self.scores_last = answers_prompts(target)
@@ -255,14 +254,24 @@ class Batch:
 
     def step_rows(self, state: State, requests: list[Request]) -> tuple[State, StepRecord]:
         """One step of these requests."""
-        first = self.config.measure_first
-        measures = bool(first) and (self.info.measured < first or self.info.is_measured_cheaply)
-        state, record = step(state, self.measuring_config if measures else self.config, self.policy)
+        measures = self.measures(state.steps)
+        state, record = step(state, self.config, self.policy)
+        clock = Clock(self.config.synchronise, record.seconds)
+        with clock.part("rule"):
+            add_logprobs(record)
+        with clock.part("measure"):
+            record.measured = measured_acceptance(self.config.scheme, record) if measures else {}
         self.info.add(record)
         self.on_record(record, requests)
         for row, request in enumerate(requests):
             self.pass_on(request, record, row)
         return state, record
+
+    def measures(self, steps: int) -> bool:
+        """Whether the step after so many is compared with the optimum: some are, and each at first, or while cheap."""
+        every, first = self.config.measure, self.config.measure_first
+        each = bool(first) and (self.info.measured < first or self.info.is_measured_cheaply)
+        return every > 0 and (each or steps % every == 0)
 
     def pass_on(self, request: Request, record: StepRecord, row: int) -> None:
         """Give a request the tokens that a step has brought it, or the fault that ends it."""

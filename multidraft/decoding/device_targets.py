@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.state import RunningRow
+from multidraft.decoding.state import RunningRow, groups_by_settings
 from multidraft.decoding.targets import Ids, NodeResidual, NodeTarget, Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual
@@ -70,10 +70,14 @@ class DeviceTargets(Targets):
         places = [(row, node) for row in rows for node in range(len(self.trees[row]))]
         if not places:
             return
-        lines, is_settled = pending_distributions(self.lines(places), [self.rows[row].sampling for row, _ in places])
+        groups = groups_by_settings(self.rows, self.trees, places)
+        pending = [pending_distributions(self.lines(group.places), group.sampling) for group in groups]
+        lines, is_settled = map(concatenate, zip(*pending, strict=True))
+        places = [place for group in groups for place in group.places]
         ids = [self.ids_at(place) for place in places]
         support = upload(np.concatenate([line * lines.shape[1] + part for line, part in enumerate(ids)]), lines.device)
-        sums = sums_of_others(lines, support.split([*map(len, ids)]), [numbers[row] for row, _ in places])
+        drawing = upload([numbers[row] for row, _ in places], lines.device, torch.float64)
+        sums = sums_of_others(lines, support.split([*map(len, ids)]), drawing)
         copies = [copy.numpy() for copy in download(is_settled, lines.flatten()[support], *sums)]
         settled, on_support, at_support, totals, tokens = copies
         ends = np.cumsum([*map(len, ids)])[:-1]
@@ -89,24 +93,23 @@ class DeviceTargets(Targets):
 
 
 def sums_of_others(
-    probs: Float[Tensor, "places vocabulary"], supports: Sequence[Int[Tensor, " _"]], numbers: list[float]
+    probs: Float[Tensor, "places vocabulary"], supports: Sequence[Int[Tensor, " _"]], numbers: Float[Tensor, " places"]
 ) -> tuple[Float[Tensor, " values"], Float[Tensor, " places"], Int[Tensor, " places"]]:
     """Sums over the tokens that are not in a line's support, up to each that is; all of them; the one that is drawn.
 
     A support has places in all lines together. A few lines at a time, because sums are float64.
     """
-    uniform, size = upload(numbers, probs.device, torch.float64).clamp(max=FACTOR_BELOW_ONE)[:, None], probs.shape[1]
+    uniform, size = numbers.clamp(max=FACTOR_BELOW_ONE)[:, None], probs.shape[1]
     parts = list[tuple[Tensor, Tensor, Tensor]]()
     for first in range(0, len(probs), MAX_SUMMED_LINES):
-        others = probs[first : first + MAX_SUMMED_LINES].clone()
-        places = concatenate(supports[first : first + len(others)])
+        piece = probs[first : first + MAX_SUMMED_LINES]
+        places = concatenate(supports[first : first + len(piece)])
         places = places - first * size if first else places
-        others.view(-1).index_fill_(0, places, 0.0)
-        sums = others.cumsum(-1, dtype=torch.float64)
+        sums = piece.flatten().index_fill(0, places, 0.0).reshape(-1, size).cumsum(-1, dtype=torch.float64)
         total = sums[:, -1:].clone(memory_format=torch.contiguous_format)  # a line alone would keep its stride
         drawn = torch.searchsorted(sums, uniform[first : first + len(sums)] * total, right=True)
         drawn = drawn.minimum(torch.searchsorted(sums, total))  # as `pick` does
-        parts.append((sums.view(-1)[places], total[:, 0], drawn[:, 0]))
+        parts.append((sums.flatten()[places], total[:, 0], drawn[:, 0]))
     before, totals, tokens = map(concatenate, zip(*parts, strict=True))
     return before, totals, tokens
 

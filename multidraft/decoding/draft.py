@@ -7,21 +7,23 @@ beyond the draft model's context drafts nothing more, and is not read.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.state import DecodeConfig, RunningRow, State, prefixes_of
+from multidraft.decoding.state import DecodeConfig, NodeGroup, RowNode, RunningRow, State, groups_by_settings
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
 from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import Faults, RowFault
+from multidraft.transfer import take
 from multidraft.verification.law import Law
 
-RowNodes = list[tuple[int, int]]  # rows with nodes
+RowNodes = list[RowNode]
 MAX_LAG = 64  # tokens before the root that are read in the same pass as it
 
 
@@ -43,7 +45,7 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
     while any((plan := policy.plan(growing, depth)).nodes):
         places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
-            places = [(row, root) for row, root in places if state.can_draft(state.rows[row])]
+            places = [(row, root) for row, root in places if can_draft(state, state.rows[row])]
             promising = promising_roots(state, places, plan.min_certainty) if plan.lookup_only else places
             places = drafting_roots(state.rows, trees, promising)
             if not promising:
@@ -55,6 +57,12 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
         draw_level(state.rows, config.scheme.law, trees, counts)
         depth += 1
     return Drafted(trees, depth, faults)
+
+
+def can_draft(state: State, row: RunningRow) -> bool:
+    """Whether there is a draft model, whose context has room for the row's root: behind it nothing is drafted."""
+    context = None if state.draft is None else state.draft.context
+    return state.draft is not None and (context is None or row.position < context)
 
 
 def promising_roots(state: State, places: RowNodes, min_certainty: float) -> RowNodes:
@@ -79,15 +87,6 @@ def drafting_roots(rows: list[RunningRow], trees: list[TokenTree], places: RowNo
         else:
             drafting.append((row, root))
     return drafting
-
-
-@dataclass(frozen=True)
-class LevelLaws:
-    """What one drafter says at the nodes of a level, a line each, and what is drawn from there."""
-
-    scores: LevelScores
-    distributions: list[DraftDistribution]
-    faults: Faults  # by line
 
 
 def read_level(
@@ -122,26 +121,36 @@ def read_level(
     scores = state.draft.forward_each(tokens, parents, scored, lookup_only)
     if not places:  # all of them are still catching up
         return {}
-    settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
-    levels = list[LevelLaws]()
-    for drafter in scores:
-        logits, ids = drafter.at(rows, columns)
-        laws = draft_distributions(
-            logits,
-            settings,
-            prefixes,
-            drafts=policy.limits.max_drafts,
-            vocabulary=state.target.vocabulary,
-            ids=ids,
-        )
-        levels.append(LevelLaws(LevelScores(logits, len(scores) == 1 and drafter.is_partial), *laws))
-    law = config.scheme.law
+    law, groups = config.scheme.law, groups_by_settings(state.rows, trees, places)
+    said = [drafter.at(rows, columns) for drafter in scores]
+    laws = [level_laws(*pair, groups, policy.limits.max_drafts, state.target.vocabulary) for pair in said]
+    level = LevelScores(said[0][0], len(scores) == 1 and scores[0].is_partial)
     for line, (row, node) in enumerate(places):
-        distributions = [level.distributions[line] for level in levels]
+        distributions = [by_line[line] for by_line, _ in laws]
         distribution = merge_distributions(distributions) if law.per_draft_distributions else distributions[0]
-        trees[row].laws[node] = NodeLaw(*distribution, levels[0].scores, line)
-    faults = {rows[line]: fault for level in levels for line, fault in level.faults.items()}
+        trees[row].laws[node] = NodeLaw(*distribution, level, line)
+    faults = {rows[line]: fault for _, faults_of_drafter in laws for line, fault in faults_of_drafter.items()}
     return {row: fault.at(row, state.rows[row].position + depth + 1) for row, fault in faults.items()}
+
+
+def level_laws(
+    logits: Float[Tensor, "lines columns"],
+    ids: Int[Tensor, "*lines columns"] | None,
+    groups: list[NodeGroup],
+    drafts: int,
+    vocabulary: int,
+) -> tuple[dict[int, DraftDistribution], Faults]:
+    """By line, what one drafter's drafts at the nodes of a level are drawn from, and the faults of those without it."""
+    distributions, faults = dict[int, DraftDistribution](), Faults()
+    for group in groups:
+        scores = logits if len(groups) == 1 else take(logits, group.lines)
+        tokens = ids if ids is None or ids.ndim == 1 else ids[group.lines]
+        laws, faults_of_group = draft_distributions(
+            scores, group.sampling, group.prefixes, drafts=drafts, vocabulary=vocabulary, ids=tokens
+        )
+        distributions |= zip(group.lines, laws, strict=True)
+        faults |= {group.lines[line]: fault for line, fault in faults_of_group.items()}
+    return distributions, faults
 
 
 def tokens_to_read(row: RunningRow, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:

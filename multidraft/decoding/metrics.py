@@ -2,14 +2,20 @@
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
 
-from multidraft.decoding.record import STEP_PARTS, Logprob, StepRecord, acceptance_of
+import torch
+
+from multidraft.decoding.record import STEP_PARTS, Logprob, Measured, StepRecord, acceptance_of
+from multidraft.decoding.targets import stack_targets
+from multidraft.decoding.tree import stack_distributions
 from multidraft.sampling.gate import RowFault
+from multidraft.verification.laws import optimum
+from multidraft.verification.scheme import Scheme
 
 CHEAP_SHARE = 0.01  # of the time
 NO_TREE = "none"  # the name of a tree without drafts
@@ -231,6 +237,26 @@ class Info:
             num_accepted_tokens_per_pos=self.accepted_at_depth,
             per_position_acceptance_rate=self.depth_rates,
         )
+
+
+def measured_acceptance(scheme: Scheme, record: StepRecord) -> dict[int, Measured]:
+    """What is to be expected of every row at whose root the scheme drew; of none if the law's optimum is not known."""
+    if scheme.law.optimal is None:
+        return {}
+    rates_by_row, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
+    for row, tree in enumerate(record.trees):
+        if tree.has_drafts(0) and row not in record.faults:
+            groups[tree.counts[0]].append(row)
+    for count, rows in groups.items():
+        scheme_of_count, node_laws = scheme.with_drafts(count), [record.trees[row].laws[0] for row in rows]
+        target = stack_targets(record.targets.at([(row, 0) for row in rows]))
+        draft = stack_distributions(node_laws, count, padding=1)
+        best, expected = optimum(target, draft, scheme_of_count.law), scheme_of_count.expected_acceptance(target, draft)
+        drawn_rates = torch.tensor([acceptance_of(record.events[row]) for row in rows], dtype=best.dtype)
+        rates = drawn_rates if expected is None else expected.minimum(best)  # above the optimum only by rounding
+        for row, rate, optimal in zip(rows, rates.tolist(), best.tolist(), strict=True):
+            rates_by_row[row] = Measured(rate, optimal, expected is not None)
+    return rates_by_row
 
 
 def shown_value(value: object) -> str:

@@ -11,15 +11,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from multidraft.decoding.draft import can_draft
+from multidraft.decoding.logprobs import top_logprobs
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefix_cache import KeptRow
-from multidraft.decoding.record import Logprob, top_logprobs
+from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stage
 from multidraft.decoding.state import DecodeConfig, RunningRow, State, gather
 from multidraft.errors import AdviceError
 from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Reader, Scored
 from multidraft.models.scores import check_whole
-from multidraft.sampling.gate import RowFault, distribution_error, softmax
+from multidraft.sampling.from_logits import softmax
+from multidraft.sampling.gate import RowFault, distribution_error
 
 MAX_RATIO = 1.25  # of the longest to the shortest prompt that are read side by side: the rest is padding
 
@@ -122,7 +125,7 @@ class DraftReading:
     @property
     def unread(self) -> list[list[int]]:
         """What the draft model has to read of every prompt: nothing of one that its context has no room for."""
-        return [row.unread if self.state.can_draft(row) else [] for row in self.state.rows]
+        return [row.unread if can_draft(self.state, row) else [] for row in self.state.rows]
 
     def is_over(self, policy: TreePolicy, rows: int) -> bool:
         """Whether it has read the prompts; a draft model that rests for `rows` rows catches up as it drafts."""

@@ -1,36 +1,27 @@
 """What came of a step: everything that metrics, traces, learning and a server's picture want to know of it."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from multidraft.decoding.policy import StepForecast
-from multidraft.decoding.state import prefixes_of
-from multidraft.decoding.targets import Targets, stack_targets
-from multidraft.decoding.tree import TokenTree, stack_distributions
+from multidraft.decoding.targets import Targets
+from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Verdict, WalkResult
-from multidraft.sampling.from_logits import log_distributions
 from multidraft.sampling.gate import RowFault
-from multidraft.transfer import download, upload
-from multidraft.verification.laws import optimum
-from multidraft.verification.scheme import Scheme
 
 STEP_PARTS = ("draft", "target", "rule", "cache", "measure")
 
 
 class Clock:
-    """Seconds by the parts of a step."""
+    """Seconds by the parts of a step, on top of those that there are."""
 
-    def __init__(self, synchronise: bool):
-        self.seconds, self.synchronise = dict.fromkeys(STEP_PARTS, 0.0), synchronise
+    def __init__(self, synchronise: bool, seconds: dict[str, float] | None = None):
+        self.seconds, self.synchronise = dict.fromkeys(STEP_PARTS, 0.0) if seconds is None else seconds, synchronise
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -130,69 +121,3 @@ class StepRecord:
 def acceptance_of(events: list[Visit | CoinFlip]) -> float:
     """What the rule accepts of the tuple at a walk's root, which it comes to first; 0 where nothing was drawn."""
     return next((event.verdict.acceptance for event in events if isinstance(event, Visit)), 0.0)
-
-
-def measured_acceptance(scheme: Scheme, targets: Targets, decision: Decision) -> dict[int, Measured]:
-    """What is to be expected of every row at whose root the scheme drew; of none if the law's optimum is not known."""
-    if scheme.law.optimal is None:
-        return {}
-    rates_by_row, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
-    for row, tree in enumerate(targets.trees):
-        if tree.has_drafts(0) and row not in targets.faults:
-            groups[tree.counts[0]].append(row)
-    for count, rows in groups.items():
-        scheme_of_count, node_laws = scheme.with_drafts(count), [targets.trees[row].laws[0] for row in rows]
-        target = stack_targets(targets.at([(row, 0) for row in rows]))
-        draft = stack_distributions(node_laws, count, padding=1)
-        best, expected = optimum(target, draft, scheme_of_count.law), scheme_of_count.expected_acceptance(target, draft)
-        drawn_rates = torch.tensor([acceptance_of(decision.events[row]) for row in rows], dtype=best.dtype)
-        rates = drawn_rates if expected is None else expected.minimum(best)  # above the optimum only by rounding
-        for row, rate, optimal in zip(rows, rates.tolist(), best.tolist(), strict=True):
-            rates_by_row[row] = Measured(rate, optimal, expected is not None)
-    return rates_by_row
-
-
-def lookup_logprobs(targets: Targets, paths: dict[int, list[int]], tokens: list[list[int]]) -> dict[int, list[Logprob]]:
-    """For the tokens of rows that ask for it, each from its node of the row's path; all of them in one copy."""
-    groups = defaultdict[int, list[int]](list)
-    for row in paths:
-        if (top := targets.rows[row].num_logprobs) is not None:
-            groups[top].append(row)
-    parts = list[Tensor]()
-    for top, rows in groups.items():
-        logs = log_lines(targets, [(row, node) for row in rows for node in paths[row]])
-        parts += likeliest_logs(logs, [token for row in rows for token in tokens[row]], top)
-    copies, answers = iter(download(*parts)), dict[int, list[Logprob]]()
-    for rows in groups.values():
-        logprobs = iter(logprobs_of(next(copies), next(copies), next(copies)))
-        answers |= {row: list(islice(logprobs, len(tokens[row]))) for row in rows}
-    return answers
-
-
-def log_lines(targets: Targets, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
-    """The logarithms of the distributions at nodes, which are known but at temperature 0: there that of 1 is shown."""
-    settings = [targets.rows[row].sampling for row, _ in places]
-    if all(sampling.temperature for sampling in settings):
-        return torch.stack([target.probabilities for target in targets.at(places)]).log()
-    return log_distributions(targets.lines(places), settings, prefixes_of(targets.rows, targets.trees, places))
-
-
-def top_logprobs(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:
-    """Every token's logarithm in its line, and the largest of the line."""
-    return logprobs_of(*download(*likeliest_logs(logs, tokens, top)))
-
-
-def likeliest_logs(
-    logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int
-) -> tuple[Float[Tensor, " tokens"], Int[Tensor, "tokens top"], Float[Tensor, "tokens top"]]:
-    """Every token's logarithm in its line, and the ids and values of the largest, where the lines are."""
-    best = logs.topk(min(top, logs.shape[-1]), -1)
-    return logs.gather(-1, upload(tokens, logs.device)[:, None])[:, 0], best.indices, best.values
-
-
-def logprobs_of(
-    chosen: Float[Tensor, " tokens"], ids: Int[Tensor, "tokens top"], values: Float[Tensor, "tokens top"]
-) -> list[Logprob]:
-    """The numbers as users get them."""
-    pairs = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
-    return [Logprob(*pair) for pair in zip(chosen.tolist(), pairs, strict=True)]

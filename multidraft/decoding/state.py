@@ -1,9 +1,10 @@
 """What stays the same over a generation, and what the next step needs of every row."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +18,7 @@ from multidraft.sampling.settings import Sampling
 from multidraft.transfer import upload
 from multidraft.verification.scheme import Scheme
 
+RowNode = tuple[int, int]  # a row and a node of its tree
 RANDOM_BLOCK_NUMBERS = 64  # random numbers that are made at once: one by one they cost far more
 MEASURED_EVERY_STEPS = 16  # every how many steps a run compares its acceptance with the optimum by default
 MEASURED_AT_FIRST = 30  # before that in every step: as many are enough for a number that means something
@@ -59,6 +61,15 @@ class Randomness:
     def number(self) -> float:
         """One number."""
         return self.take(1)[0]
+
+
+class NodeGroup(NamedTuple):
+    """Nodes of rows with the same settings."""
+
+    sampling: Sampling
+    lines: list[int]  # where they stand among all that were asked for
+    places: list[RowNode]
+    prefixes: list[Tensor] | None  # the whole sequences that end there, if the settings look back
 
 
 @dataclass
@@ -108,11 +119,6 @@ class State:
             raise AdviceError(f"{why}; go on from the newest one, or start again from the tokens so far")
         self.used = True
 
-    def can_draft(self, row: RunningRow) -> bool:
-        """Whether there is a draft model, whose context has room for the row's root: behind it nothing is drafted."""
-        context = None if self.draft is None else self.draft.context
-        return self.draft is not None and (context is None or row.position < context)
-
     @property
     def models(self) -> list[Reader]:
         """The target, and the draft model if there is one."""
@@ -142,16 +148,27 @@ def gather(state: State, staying: list[int]) -> State:
     return State(state.target, state.draft, [state.rows[row] for row in staying], state.steps)
 
 
-def prefixes_of(
-    rows: list[RunningRow], trees: list[TokenTree], places: list[tuple[int, int]]
-) -> list[Tensor | None] | None:
-    """The whole sequences that end at nodes, of rows whose processors look at them; None if there is no such row."""
-    if all(rows[row].prefix is None for row, _ in places):
-        return None
-    paths = [[trees[row].tokens[node] for node in trees[row].path(node)] for row, node in places]
-    prefixes = [rows[row].prefix for row, _ in places]
-    pairs = zip(prefixes, paths, strict=True)
-    return [None if p is None else torch.cat([p, upload(path, p.device, p.dtype)]) for p, path in pairs]
+def groups_by_settings(rows: list[RunningRow], trees: list[TokenTree], places: list[RowNode]) -> list[NodeGroup]:
+    """Nodes of the rows' trees, in groups with the same settings, and the sequences that end at them."""
+    groups, node_groups = defaultdict[Sampling, list[int]](list), list[NodeGroup]()
+    settings = [rows[row].sampling for row, _ in places]
+    if settings and all(sampling is settings[0] for sampling in settings):  # to compare them takes longer
+        groups[settings[0]] = list(range(len(places)))
+    else:
+        for line, sampling in enumerate(settings):
+            groups[sampling].append(line)
+    for sampling, lines in groups.items():
+        nodes = [places[line] for line in lines]
+        prefixes = [prefix_at(rows[row], trees[row], node) for row, node in nodes] if sampling.looks_back else None
+        node_groups.append(NodeGroup(sampling, lines, nodes, prefixes))
+    return node_groups
+
+
+def prefix_at(row: RunningRow, tree: TokenTree, node: int) -> Int[Tensor, " length"]:
+    """The whole sequence that ends at a node."""
+    assert row.prefix is not None  # of rows whose processors look at it
+    path = [tree.tokens[node] for node in tree.path(node)]
+    return torch.cat([row.prefix, upload(path, row.prefix.device, row.prefix.dtype)])
 
 
 def generators_for(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[torch.Generator]:

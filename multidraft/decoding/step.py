@@ -1,13 +1,11 @@
 """The step: draft a tree, score it in one target pass, verify it, keep the accepted path."""
 
-from dataclasses import replace
-
 import torch
 
 from multidraft.decoding.device_targets import targets_of
 from multidraft.decoding.draft import Drafted, draft_tree
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.record import Clock, Decision, Emitted, StepRecord, lookup_logprobs, measured_acceptance
+from multidraft.decoding.record import Clock, Decision, Emitted, StepRecord
 from multidraft.decoding.state import DecodeConfig, RunningRow, State
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree
@@ -30,11 +28,10 @@ def step(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[State,
         with clock.part("target"):
             targets = score(state, drafted)
         with clock.part("rule"):
-            decision = verify(config.scheme, config.walk, targets)
+            numbers = [row.random.number() for row in state.rows]  # that draw the rows' last tokens
+            targets.fetch(numbers)
+            decision = verify(config.scheme, config.walk, targets, numbers)
             emitted = emit(targets, decision)
-        with clock.part("measure"):
-            now = config.measure > 0 and state.steps % config.measure == 0
-            acceptance = measured_acceptance(config.scheme, targets, decision) if now else {}
     with clock.part("cache"):
         following = commit(state, targets, decision)
     record = StepRecord(
@@ -46,7 +43,6 @@ def step(state: State, config: DecodeConfig, policy: TreePolicy) -> tuple[State,
         scored=[row.root_logits is None for row in state.rows],
         draft_passes=drafted.passes,
         seconds=clock.seconds,
-        measured=acceptance,
         is_first_of_size=recorded_sizes(state.target) + recorded_sizes(state.draft) > num_sizes,
     )
     record.forecast = policy.observe(record)
@@ -65,15 +61,13 @@ def score(state: State, drafted: Drafted) -> Targets:
 
 
 def emit(targets: Targets, decision: Decision) -> list[Emitted]:
-    """The accepted tokens and the last one of every row, each with its kind, and its log-probability if asked for."""
-    emitted, paths = [Emitted([], [])] * len(targets.rows), dict[int, list[int]]()
+    """The accepted tokens and the last one of every row, each with its kind."""
+    emitted = [Emitted([], [])] * len(targets.rows)
     for row, (walk_result, last) in enumerate(zip(decision.walk_results, decision.last, strict=True)):
         if row not in targets.faults:
-            path, paths[row] = walk_result.path, [0, *walk_result.path]
+            path = walk_result.path
             kinds = ["accepted"] * len(path) + ["bonus" if walk_result.residual is None else "recovered"]
             emitted[row] = Emitted([*(targets.trees[row].tokens[node] for node in path), last], kinds)
-    for row, logprobs in lookup_logprobs(targets, paths, [row.tokens for row in emitted]).items():
-        emitted[row] = replace(emitted[row], logprobs=logprobs)
     return emitted
 
 

@@ -6,7 +6,7 @@ is expanded to the vocabulary only where a walk ends.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
 from typing import cast
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.state import RunningRow, prefixes_of
+from multidraft.decoding.state import NodeGroup, RowNode, RunningRow, groups_by_settings
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual, WalkResult
 from multidraft.sampling.from_logits import is_greedy, most_likely_tokens, target_distributions
@@ -24,7 +24,6 @@ from multidraft.sampling.gate import RowFault, upcast
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import pick_each
 
-RowNode = tuple[int, int]  # a row and a node of its tree
 PlaceValues = Float[np.ndarray, " places"]  # numbers at the ids of a draft law, and in the last place of all others
 Ids = Int[np.ndarray, " support"]
 NO_IDS = np.empty(0, np.int64)  # of a node at which nothing is drafted
@@ -151,14 +150,15 @@ class Targets:
     def at(self, places: list[RowNode]) -> list[NodeTarget]:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""
         new_places = [place for place in places if place not in self.known]
-        self.known |= self.likeliest_tokens([place for place in new_places if is_greedy(self.rows[place[0]].sampling)])
-        self.known |= self.whole_targets([place for place in new_places if place not in self.known])
+        for group in groups_by_settings(self.rows, self.trees, new_places):
+            if is_greedy(group.sampling):
+                self.known |= self.likeliest_tokens(group.places)
+                group = group._replace(places=[place for place in group.places if place not in self.known])
+            self.known |= self.whole_targets(group)
         return [self.known[place] for place in places]
 
     def likeliest_tokens(self, places: list[RowNode]) -> dict[RowNode, NodeTarget]:
         """The targets at nodes of rows at temperature 0, those left out whose logits make no distribution."""
-        if not places:
-            return {}
         lines = upcast(self.lines(places))
         found = zip(places, most_likely_tokens(lines).tolist(), lines, strict=True)
         return {
@@ -167,16 +167,26 @@ class Targets:
             if isfinite(float(line[token]))
         }
 
-    def whole_targets(self, places: list[RowNode]) -> dict[RowNode, NodeTarget]:
+    def whole_targets(self, group: NodeGroup) -> dict[RowNode, NodeTarget]:
         """The targets at nodes, whatever the rows' settings."""
-        if not places:
+        if not group.places:
             return {}
-        settings = [self.rows[row].sampling for row, _ in places]
-        lines, faults = target_distributions(self.lines(places), settings, prefixes_of(self.rows, self.trees, places))
+        lines, faults = target_distributions(self.lines(group.places), group.sampling, group.prefixes)
         for line, fault in faults.items():
-            row, node = places[line]
+            row, node = group.places[line]
             self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
-        return {place: NodeTarget(line, self.ids_at(place)) for place, line in zip(places, lines, strict=True)}
+        return {place: NodeTarget(line, self.ids_at(place)) for place, line in zip(group.places, lines, strict=True)}
+
+    def log_lines(self, places: list[RowNode]) -> Float[Tensor, "places vocabulary"]:
+        """The logarithms of the distributions at nodes; at temperature 0 those of temperature 1."""
+        if all(self.rows[row].sampling.temperature for row, _ in places):
+            return torch.stack([target.probabilities for target in self.at(places)]).log()
+        shown = dict[RowNode, Tensor]()
+        for group in groups_by_settings(self.rows, self.trees, places):
+            warm = replace(group.sampling, temperature=group.sampling.temperature or 1.0)
+            lines, _ = target_distributions(self.lines(group.places), warm, group.prefixes)
+            shown |= zip(group.places, lines, strict=True)
+        return torch.stack([shown[place] for place in places]).log()
 
     def ids_at(self, place: RowNode) -> Ids:
         """The tokens that the draft law of a node can draw; none where nothing is drafted."""

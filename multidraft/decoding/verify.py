@@ -27,10 +27,8 @@ class NodeQuery(NamedTuple):
     target: NodeTarget
 
 
-def verify(scheme: Scheme, walk: str | Walker, targets: Targets) -> Decision:
-    """Walk every row's tree with the scheme's rule, and draw the one more token where the walk ends."""
-    numbers = [row.random.number() for row in targets.rows]
-    targets.fetch(numbers)
+def verify(scheme: Scheme, walk: str | Walker, targets: Targets, numbers: list[float]) -> Decision:
+    """Walk every row's tree with the scheme's rule, and draw the one more token where the walk ends, by its number."""
     events: list[list[Visit | CoinFlip]] = [[] for _ in targets.rows]
     start = walker(walk)
     walks = [

@@ -21,7 +21,7 @@ def warm_up(config: DecodeConfig, limits: PolicyLimits, device: torch.device) ->
         for count in limits.draft_counts:
             use_once(config.scheme.with_drafts(count))
         for dtype in (torch.float32, torch.float64):
-            draft_distributions(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
+            draft_distributions(torch.zeros(1, 2, dtype=dtype), Sampling(), drafts=1, vocabulary=2)
 
 
 def compile_steps(

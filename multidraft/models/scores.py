@@ -7,7 +7,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.transfer import take, upload
+from multidraft.transfer import download, take, upload
 from multidraft.verification.distributions import describe, has_values
 
 
@@ -44,9 +44,11 @@ class Scores(NamedTuple):
         return self.logits.index_fill(-1, columns[columns < self.logits.shape[-1]], -torch.inf)
 
     def at(self, rows: list[int], columns: list[int]) -> tuple[Float[Tensor, "lines columns"], Tensor | None]:
-        """What drafts are drawn by at these nodes, with its tokens, of all lines or of each."""
+        """What drafts are drawn by at these nodes, with its tokens: of all lines, or of each on the CPU."""
         logits, ids = values_at(self.drafted_logits, rows, columns), self.ids
-        return logits, values_at(ids, rows, columns) if ids is not None and self.is_partial else ids
+        if ids is not None and self.is_partial:
+            logits, ids = download(logits, values_at(ids, rows, columns))  # columns are few
+        return logits, ids
 
     def by_token(self) -> TokenScores:
         """What drafts are drawn by."""

@@ -1,7 +1,6 @@
 """From lines of the draft model's logits to the sparse distributions that drafts are drawn from."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.sampling.from_logits import can_be_pending, distributions, lines_by_settings
+from multidraft.sampling.from_logits import can_be_pending, distributions
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, process_lines
 from multidraft.sampling.settings import Sampling
-from multidraft.transfer import download, take, upload
+from multidraft.transfer import download, upload
 from multidraft.verification.loops import compile_loop, lines
 
 DRAFT = "the draft model"
@@ -44,7 +43,7 @@ PLACEHOLDER, NO_COLUMNS = DraftDistribution(np.zeros(1, np.int64), np.ones(1)), 
 
 def draft_distributions(
     logits: Columns,
-    settings: Sequence[Sampling],
+    sampling: Sampling,
     prefixes: Prefixes | None = None,
     *,
     drafts: int,
@@ -54,36 +53,28 @@ def draft_distributions(
     """The distributions that drafts are drawn from, in float64 on the CPU, and the faults of lines that have none.
 
     A line with a fault gets token 0. All tokens of a small vocabulary have a probability, and all but a thin tail of a
-    large one, at most `MAX_SUPPORT`. At temperature 0 the distribution ranks the `drafts` most
-    likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are no tokens of the target. The
-    output is exact with any draft distribution, so a processor that fails on the draft model's scores is skipped.
+    large one, at most `MAX_SUPPORT`. At temperature 0 the distribution ranks the `drafts` most likely tokens. Column c
+    is token `ids[c]`, or c; columns from `vocabulary` on are no tokens of the target. Lines with ids of their own are
+    on the CPU. The output is exact with any draft distribution, so a processor that fails on the draft model's scores
+    is skipped.
 
-    >>> draft_distributions(torch.tensor([[2.0, 2.0]]), [Sampling()], drafts=1, vocabulary=2)[0]
+    >>> draft_distributions(torch.tensor([[2.0, 2.0]]), Sampling(), drafts=1, vocabulary=2)[0]
     [DraftDistribution(ids=array([0, 1]), probabilities=array([0.5, 0.5]))]
     """
-    logits = logits if ids is not None else logits[:, :vocabulary]
-    if ids is not None and ids.ndim > 1:  # columns are few
-        logits, ids = download(logits, ids)
-    count = logits.shape[0]
-    if ids is not None and ids.shape == (count, 1):
-        are_plain = all(can_be_pending(sampling.for_draft or sampling) for sampling in settings)
-        if are_plain and (certain := certain_distributions(logits, ids, vocabulary)):
-            return certain, Faults()
-    per_line, faults = [PLACEHOLDER] * count, Faults()
+    sampling, logits = sampling.for_draft or sampling, logits if ids is not None else logits[:, :vocabulary]
+    faults = Faults()
     if ids is not None and ids.ndim > 1:
+        is_certain = ids.shape[1] == 1 and can_be_pending(sampling)
+        if is_certain and (certain := certain_distributions(logits, ids, vocabulary)):
+            return certain, faults
         faults = faults_of_ids(logits, ids, vocabulary)
-    groups = lines_by_settings([sampling.for_draft or sampling for sampling in settings])
-    for sampling, lines_of_group in groups.items():
-        group_ids = ids if ids is None or ids.ndim == 1 else ids[lines_of_group]
-        group_prefixes = prefixes and [prefixes[line] for line in lines_of_group]
-        group_logits = logits if len(lines_of_group) == count else take(logits, lines_of_group)
-        group = distributions_of_group(group_logits, sampling, group_prefixes, drafts, group_ids, vocabulary)
-        for line, distribution in zip(lines_of_group, group, strict=True):
-            if not len(distribution.ids):
-                line_ids = ids if ids is None or ids.ndim == 1 else ids[line]
-                faults[line] = RowFault(DRAFT, str(distribution_error(logits[line], line_ids)))
-            elif line not in faults:
-                per_line[line] = distribution
+    per_line = sparse_distributions(logits, sampling, prefixes, drafts, ids, vocabulary)
+    for line, distribution in enumerate(per_line):
+        if not len(distribution.ids):
+            line_ids = ids if ids is None or ids.ndim == 1 else ids[line]
+            faults[line] = RowFault(DRAFT, str(distribution_error(logits[line], line_ids)))
+    for line in faults:
+        per_line[line] = PLACEHOLDER
     return per_line, faults
 
 
@@ -111,7 +102,7 @@ def faults_of_ids(logits: Columns, ids: Int[Tensor, "lines columns"], vocabulary
     return faults
 
 
-def distributions_of_group(
+def sparse_distributions(
     logits: Columns,
     sampling: Sampling,
     prefixes: Prefixes | None,
@@ -119,7 +110,7 @@ def distributions_of_group(
     ids: ColumnIds,
     vocabulary: int,
 ) -> list[DraftDistribution]:
-    """The distributions of lines with the same settings; one has no tokens if its line makes no distribution."""
+    """The distributions of lines; one has no tokens if its line makes no distribution."""
     if sampling.before is not None or (sampling.after is not None and sampling.temperature > 0):
         logits, ids = scatter_to_vocabulary(logits, ids, vocabulary), None
         logits, sampling = process(logits, sampling, prefixes)

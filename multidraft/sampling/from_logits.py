@@ -1,12 +1,11 @@
 """From lines of logits to distributions: temperature, top-k, top-p, and the target's with all of its settings.
 
-A line is one row's logits at one node, with its own settings. Settings that look back also need its prefix, which is
-the whole sequence that ends at the node. Logits that make no distribution are a fault of their line alone.
+A line is one row's logits at one node; all lines of a call have the same settings. Settings that look back also need
+each line's prefix, which is the whole sequence that ends at the node. Logits that make no distribution are a fault of
+their line alone.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+import math
 
 import numpy as np
 import torch
@@ -14,20 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import (
-    Faults,
-    Lines,
-    distribution_error,
-    not_finite,
-    softmax,
-    softmax_and_largest,
-    upcast,
-)
-from multidraft.sampling.processors import Prefixes, find_faults, process_lines
+from multidraft.sampling.gate import Faults, Lines, distribution_error, upcast
+from multidraft.sampling.processors import Prefixes, Processors, find_faults, process_lines
 from multidraft.sampling.settings import Sampling
-from multidraft.transfer import take, upload
+from multidraft.verification import loops
 from multidraft.verification.distributions import normalise
-from multidraft.verification.loops import usable
 from multidraft.verification.precision import Rows
 
 TARGET = "the target model"
@@ -67,7 +57,7 @@ def distributions(
 
 def most_likely_tokens(logits: Lines) -> Int[Tensor, " lines"]:
     """Every line's token with the largest score, the first among equals; of a line with NaN the first of these."""
-    if usable(logits):  # NumPy takes a third of the time
+    if logits.is_cpu:  # NumPy takes a third of the time
         return torch.from_numpy(logits.detach().numpy().argmax(-1))
     return logits.argmax(-1)
 
@@ -95,23 +85,11 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature == 0 and can_be_pending(sampling)
 
 
-def pending_distributions(logits: Lines, settings: Sequence[Sampling]) -> tuple[Lines, Bool[Tensor, " lines"]]:
+def pending_distributions(logits: Lines, sampling: Sampling) -> tuple[Lines, Bool[Tensor, " lines"]]:
     """`target_distributions`, and which lines are settled; all on the logits' device, where the CPU does not wait.
 
     A line is not settled if it makes no distribution, or if its nucleus has more than TOP_P_HEAD tokens.
     """
-    groups = lines_by_settings(settings)
-    if len(groups) == 1:
-        return pending_group(logits, settings[0])
-    probs, is_settled = torch.empty_like(upcast(logits)), logits.new_empty(len(logits), dtype=torch.bool)
-    for sampling, lines in groups.items():
-        places = upload(lines, logits.device)
-        probs[places], is_settled[places] = pending_group(logits[places], sampling)
-    return probs, is_settled
-
-
-def pending_group(logits: Lines, sampling: Sampling) -> tuple[Lines, Bool[Tensor, " lines"]]:
-    """`pending_distributions` of lines with the same settings."""
     logits, top_p = upcast(logits), sampling.top_p
     if sampling.temperature == 0:
         probs, largest = one_hot(logits)
@@ -130,10 +108,7 @@ def nucleus_of_head(probs: Lines, top_p: float) -> tuple[Lines, Bool[Tensor, " l
     sums = head.cumsum(-1, dtype=torch.float64)
     count = ((sums - head) < top_p).sum(-1, keepdim=True).clamp(min=1)
     threshold = head.gather(-1, count - 1)
-    weights = probs * (probs >= threshold)
-    surplus, is_tied = weights.count_nonzero(-1)[:, None] - count, probs == threshold
-    weights.masked_fill_(is_tied & (is_tied.cumsum(-1) <= surplus), 0.0)
-    return normalise(weights), (sums[:, -1] >= top_p) | (head.shape[-1] == probs.shape[-1])
+    return likeliest_part(probs, threshold, count), (sums[:, -1] >= top_p) | (head.shape[-1] == probs.shape[-1])
 
 
 def nucleus(probs: Lines, top_p: float) -> Lines:
@@ -148,66 +123,75 @@ def nucleus(probs: Lines, top_p: float) -> Lines:
         sorted_probs = -np.sort(-probs.cpu().numpy(), -1)
     count = ((sorted_probs.cumsum(-1, dtype=np.float64) - sorted_probs) < top_p).sum(-1, keepdims=True).clip(1)
     threshold = torch.from_numpy(np.take_along_axis(sorted_probs, count - 1, -1)).to(probs.device)
+    return likeliest_part(probs, threshold, torch.from_numpy(count).to(probs.device))
+
+
+def likeliest_part(probs: Lines, threshold: Float[Tensor, "lines 1"], count: Int[Tensor, "lines 1"]) -> Lines:
+    """The `count` most likely tokens of every line, the least of which has the threshold, renormalised."""
     weights = probs * (probs >= threshold)
-    surplus = weights.count_nonzero(-1)[:, None] - torch.from_numpy(count).to(probs.device)
-    if (surplus > 0).any():
+    surplus = weights.count_nonzero(-1)[:, None] - count
+    if not probs.is_cpu or (surplus > 0).any():  # elsewhere the CPU would wait for what it looks at
         is_tied = probs == threshold
         weights.masked_fill_(is_tied & (is_tied.cumsum(-1) <= surplus), 0.0)
     return normalise(weights)
 
 
-def target_distributions(
-    logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None
-) -> tuple[Lines, Faults]:
+def target_distributions(logits: Lines, sampling: Sampling, prefixes: Prefixes | None = None) -> tuple[Lines, Faults]:
     """The distributions that the output must have, and the faults of lines that have none (they get a uniform one).
 
     In float32, or float64 where the logits are; each sums to one within 1e-6.
 
-    >>> probs, faults = target_distributions(torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]), [Sampling(), Sampling()])
+    >>> probs, faults = target_distributions(torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]), Sampling())
     >>> probs[0], str(faults[1].at(row=1, position=7))
     (tensor([0.5000, 0.5000]), 'row 1, position 7: the target model gives token 0 the score nan; check its weights')
     """
-    groups = lines_by_settings(settings)
-    if len(groups) == 1:
-        return distributions_of(logits, settings[0], prefixes)
-    probs, faults = torch.empty_like(upcast(logits)), Faults()
-    for sampling, lines in groups.items():
-        group_prefixes = prefixes and [prefixes[i] for i in lines]
-        group_probs, faulty = distributions_of(take(logits, lines), sampling, group_prefixes)
-        probs[upload(lines, probs.device)] = group_probs
-        faults |= {lines[line]: fault for line, fault in faulty.items()}
+    probs, faults = distributions_behind(sampling.before, logits, prefixes, sampling)
+    if sampling.after is None:
+        return probs, faults
+    filtered_probs, faults_after = distributions_behind(sampling.after, probs.log(), prefixes, Sampling())
+    if faults:
+        filtered_probs[[*faults]] = 1 / probs.shape[-1]
+    return filtered_probs, faults_after | faults
+
+
+def distributions_behind(
+    processors: Processors | None, logits: Lines, prefixes: Prefixes | None, sampling: Sampling
+) -> tuple[Lines, Faults]:
+    """The distributions of processed lines, with the temperature, top-k and top-p of the settings alone."""
+    scores, faults = process_lines(processors, logits, prefixes)
+    probs, bad_lines = distributions(scores, sampling.temperature, sampling.top_k, sampling.top_p)
+    faults |= find_faults(processors, TARGET, logits, prefixes, {*bad_lines} - {*faults})
+    if faults:
+        probs[[*faults]] = 1 / probs.shape[-1]
     return probs, faults
 
 
-def log_distributions(logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None) -> Lines:
-    """Logarithms of `target_distributions`, with temperature 1 in place of 0."""
-    warm = {sampling: replace(sampling, temperature=sampling.temperature or 1.0) for sampling in set(settings)}
-    return target_distributions(logits, [warm[sampling] for sampling in settings], prefixes)[0].log()
+def softmax(scores: Lines, temperature: float | int = 1.0) -> tuple[Lines, list[int]]:
+    """Every line's softmax at a temperature above 0, and the lines that have none, whose values are undefined.
+
+    A line has a softmax if its largest score is finite: then no score is NaN or plus infinity. Sums are float64, so
+    that a line sums to one within 1e-6 whatever its length.
+
+    >>> softmax(torch.tensor([[0.0, 0.0], [0.0, torch.inf]]))[1]
+    [1]
+    """
+    scores = upcast(scores)
+    if not scores.numel():
+        return scores, []
+    if loops.usable(scores) and scores.dtype == torch.float32:
+        return loops.softmax_lines(scores, float(temperature))
+    weights, largest = softmax_and_largest(scores, float(temperature))
+    return weights, not_finite(largest)
 
 
-def lines_by_settings(settings: Sequence[Sampling]) -> dict[Sampling, list[int]]:
-    """The lines that have equal settings, by settings."""
-    first = settings[0] if settings else None
-    if first is not None and all(sampling is first for sampling in settings):
-        return {first: list(range(len(settings)))}
-    groups = defaultdict[Sampling, list[int]](list)
-    for line, sampling in enumerate(settings):
-        groups[sampling].append(line)
-    return groups
+def softmax_and_largest(scores: Lines, temperature: float) -> tuple[Lines, Float[Tensor, "lines 1"]]:
+    """Every line's softmax and largest score, at which nobody has looked."""
+    largest = scores.amax(-1, keepdim=True)
+    weights = ((scores - largest) / temperature).exp_()
+    weights /= weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
+    return weights, largest
 
 
-def distributions_of(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
-    """The distributions of lines with the same settings; uniform where there is a fault."""
-    scores, faults = process_lines(sampling.before, logits, prefixes)
-    probs, bad_lines = distributions(scores, sampling.temperature, sampling.top_k, sampling.top_p)
-    faults |= find_faults(sampling.before, TARGET, logits, prefixes, {*bad_lines} - {*faults})
-    if faults:
-        probs[[*faults]] = 1 / probs.shape[-1]
-    if sampling.after is None:
-        return probs, faults
-    scores, faults_after = process_lines(sampling.after, probs.log(), prefixes)
-    filtered_probs, bad_lines = softmax(scores)
-    faults_after |= find_faults(sampling.after, TARGET, probs.log(), prefixes, {*bad_lines} - {*faults_after})
-    if faults or faults_after:
-        filtered_probs[[*faults, *faults_after]] = 1 / probs.shape[-1]
-    return filtered_probs, faults_after | faults
+def not_finite(largest: Float[Tensor, "lines 1"]) -> list[int]:
+    """The lines whose largest score is not finite."""
+    return [line for line, (value,) in enumerate(largest.tolist()) if not math.isfinite(value)]

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from multidraft.errors import AdviceError, shown_error
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, shape_error, upcast
 from multidraft.sampling.grammar import Grammar, PathMasks
-from multidraft.transfer import take, upload
+from multidraft.transfer import upload
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
@@ -117,10 +117,8 @@ class Processors:
         )
         self.looks_back = not all(blind)  # an unknown one may
 
-    def run(self, logits: Lines, some: list[int], prefixes: Prefixes | None) -> Float[Tensor, "some vocabulary"]:
-        """Some lines, processed; raises RowFault."""
-        scores: Tensor = upcast(take(logits, some))  # a copy, because a processor may write into what it is given
-        sequences = self.sequences(prefixes, some)
+    def run(self, scores: Tensor, sequences: Int[Tensor, "lines length"] | None) -> Tensor:
+        """Lines that a processor may write into, processed; raises RowFault."""
         for processor in self.listed:
             scores = answer(processor, sequences, scores)
         return scores
@@ -142,12 +140,13 @@ def process_lines(processors: Processors | None, logits: Lines, prefixes: Prefix
         prefix = prefixes[line] if processors.looks_back and prefixes else None
         groups[0 if prefix is None else len(prefix)].append(line)
     for together in groups.values():
+        places = upload(together, scores.device)
         try:
-            scores[upload(together, scores.device)] = processors.run(logits, together, prefixes)
+            scores[places] = processors.run(scores[places], processors.sequences(prefixes, together))
         except RowFault:
             for line in together:
                 try:
-                    scores[line] = processors.run(logits, [line], prefixes)[0]
+                    scores[line] = processors.run(scores[line][None].clone(), processors.sequences(prefixes, [line]))[0]
                 except RowFault as fault:
                     faults[line] = fault
     return scores, faults

@@ -5,12 +5,13 @@ where loops are `usable` (`tests/verification/test_loops.py` compares all such p
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from numba import njit
 from torch import Tensor
 
@@ -18,6 +19,9 @@ from multidraft.errors import AdviceError
 from multidraft.verification.precision import FACTOR_BELOW_ONE
 
 KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
+MIN_EXPONENT = np.float32(-126)  # of normal float32 numbers
+HALF = np.float32(0.5)
+ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
 BLOCK_TOKENS = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
@@ -101,3 +105,41 @@ def token_at(weights, sums, point):
     while weights[token] <= 0:
         token -= 1
     return token
+
+
+def softmax_lines(
+    scores: Float32[Tensor, "rows vocabulary"], temperature: float
+) -> tuple[Float32[Tensor, "rows vocabulary"], list[int]]:
+    """Every row's softmax at a temperature above 0, and the rows that have none, whose values are undefined."""
+    values = lines(scores)
+    largest = values.max(-1)
+    weights = soften(values, largest, np.float32(1 / math.log(2) / temperature))
+    return torch.from_numpy(weights), np.flatnonzero(~np.isfinite(largest)).tolist()
+
+
+@compile_loop
+def soften(values, largest, scale):
+    """Every line's normalised weights: two to the power of `scale` times the distance from the largest score."""
+    weights = np.empty_like(values)
+    for row in range(len(values)):
+        softmax_row(weights[row], values[row], largest[row], scale)
+        weights[row] /= np.float32(sum_of(weights[row]))
+    return weights
+
+
+@compile_loop
+def softmax_row(weights, logits, largest, scale):
+    """Fill in two to the power of `scale` times each logit's distance from the largest."""
+    powers = np.empty(logits.size, np.int32)
+    for index in range(logits.size):
+        exponent = (logits[index] - largest) * scale
+        integer = np.floor(max(exponent, MIN_EXPONENT) + HALF)
+        powers[index] = (np.int32(integer) + np.int32(127)) << np.int32(23)  # the bits of that power as a float32
+        weights[index] = two_to(exponent - integer) if exponent >= MIN_EXPONENT else np.float32(0)
+    weights *= powers.view(np.float32)
+
+
+@compile_loop
+def two_to(exponent):
+    """Two to a power between -1/2 and 1/2, by its series, which is vectorised."""
+    return ONE + exponent * (A + exponent * (B + exponent * (C + exponent * (D + exponent * (E + exponent * F)))))

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 import multidraft as md
+from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Emitted
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
@@ -73,12 +74,13 @@ def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     for number, row in enumerate(state.rows):
         row.num_logprobs = 1 + number
     _, record = step(state, *way)
+    add_logprobs(record)
     table = tables()[0].conditional
     for row, emitted in enumerate(record.emitted):
         sampling, sequence = state.rows[row].sampling, PROMPTS[row]
         for token, entry in zip(emitted.tokens, emitted.logprobs, strict=True):
-            prefix = torch.tensor(sequence) if sampling.looks_back else None
-            (law,), _ = target_distributions(table(tuple(sequence)).log()[None], [sampling], [prefix])
+            prefixes = [torch.tensor(sequence)] if sampling.looks_back else None
+            (law,), _ = target_distributions(table(tuple(sequence)).log()[None], sampling, prefixes)
             assert entry.logprob == pytest.approx(float(law[token].log()))
             assert [value for _, value in entry.top] == pytest.approx(law.log().topk(1 + row).values.tolist())
             sequence = [*sequence, token]

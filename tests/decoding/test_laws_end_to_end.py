@@ -111,7 +111,7 @@ def law_of(name: str, tree: str, walk: str, vocabulary: int, setting: str) -> tu
 def error_of(law: SequenceLaw, target: Table, count: int, sampling: Sampling = Sampling()) -> float:  # noqa: B008
     @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return target_distributions(target((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
+        return target_distributions(target((*PROMPT, *tokens)).log()[None], sampling)[0][0]
 
     return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
 

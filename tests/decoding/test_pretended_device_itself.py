@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 import multidraft as md
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.masks import CausalLM
-from multidraft.sampling.gate import RowFault, softmax_by_loops
+from multidraft.sampling.gate import RowFault
+from multidraft.verification.loops import softmax_lines
 
 ON_CPU = torch.tensor([1, 2, 0])
 REFUSED: dict[str, Callable[[Any], object]] = {
@@ -24,7 +25,7 @@ REFUSED: dict[str, Callable[[Any], object]] = {
     "a value of the CPU in a place of the device": lambda there: there.index_put_((ON_CPU,), torch.ones(3)),
     "a NumPy view": lambda there: there.numpy(),
     "an array of it": lambda there: np.asarray(there),
-    "a compiled loop": lambda there: softmax_by_loops(there[None], 1.0),
+    "a compiled loop": lambda there: softmax_lines(there[None], 1.0),
     "pinned memory": lambda there: torch.ones(3, pin_memory=True, device=device()),
 }
 WAITS: dict[str, tuple[int, Callable[[Any], object]]] = {

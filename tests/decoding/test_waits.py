@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoded import start
+from decoded import roots, start
 from device_checks import counted_gpu_waits
 from marks import slow_but
 from pretended import counted_waits, device
@@ -20,6 +20,8 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import multidraft as md
 from multidraft.decoding.device_targets import DeviceTargets
+from multidraft.decoding.logprobs import add_logprobs
+from multidraft.decoding.metrics import measured_acceptance
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -58,7 +60,9 @@ def waits_of_steps(
         state = start(PROMPTS, target, draft, way, [sampling] * 2, 60, generator, num_logprobs=num_logprobs)
         for _ in range(1 + NUM_STEPS):
             with count() as waits:
-                state, _ = step(state, *way)
+                state, record = step(state, *way)
+                add_logprobs(record)
+                record.measured = measured_acceptance(scheme, record) if way[0].measure else {}
             counts.append(waits.total())
     return counts[1:]  # the first one reads what the prompts have left
 
@@ -121,16 +125,18 @@ SETTINGS = [Sampling(), Sampling(0), Sampling(0.7, top_k=5), Sampling(top_p=0.6)
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_pending_distributions_are_the_targets(sampling: Sampling) -> None:
-    probs, is_settled = pending_distributions(LINES, [sampling] * len(LINES))
-    expected, faults = target_distributions(LINES, [sampling] * len(LINES))
+    probs, is_settled = pending_distributions(LINES, sampling)
+    expected, faults = target_distributions(LINES, sampling)
     assert is_settled.tolist() == [line not in faults for line in range(len(LINES))] == [True, True, False, False, True]
     assert torch.allclose(probs[is_settled], expected[is_settled], rtol=1e-6, atol=1e-7)
 
 
 def test_pending_distributions_of_rows_with_different_settings() -> None:
-    probs, is_settled = pending_distributions(LINES, SETTINGS)
-    expected, _ = target_distributions(LINES, SETTINGS)
-    assert torch.allclose(probs[is_settled], expected[is_settled], rtol=1e-6, atol=1e-7)
+    here, there = roots(LINES, SETTINGS), roots(LINES, SETTINGS, DeviceTargets)
+    there.fetch([0.5] * len(SETTINGS))
+    assert [*there.known] == [(0, 0), (1, 0), (4, 0)]
+    for place, target in there.known.items():
+        assert torch.allclose(target.probabilities, here.at([place])[0].probabilities, rtol=1e-6, atol=1e-7)
 
 
 def test_a_nucleus_beyond_the_head_is_not_settled() -> None:

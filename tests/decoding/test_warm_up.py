@@ -12,14 +12,14 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import use_once, warm_up
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.prefix_models import TableModel, random_table
-from multidraft.sampling import drafting, gate
+from multidraft.sampling import drafting
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 from multidraft.verification.laws import anchored
 from multidraft.verification.registry import SCHEMES
 from multidraft.verification.rules import lorenz_loops
 
-LOOPS = [(gate, "softmax_by_loops"), (loops, "pick_lines"), (lorenz_loops, "lorenz")]
+LOOPS = [(loops, "softmax_lines"), (loops, "pick_lines"), (lorenz_loops, "lorenz")]
 LOOPS += [(anchored, "draw_rows"), (drafting, "likeliest")]
 
 

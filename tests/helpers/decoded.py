@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from tiny import tiny_model
+from torch import Tensor
 from transformers import PreTrainedModel
 
 import multidraft as md
@@ -11,8 +12,10 @@ from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefill import read_whole
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request
-from multidraft.decoding.state import DecodeConfig, State, generators_for
+from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow, State, generators_for
 from multidraft.decoding.step import step
+from multidraft.decoding.targets import Targets
+from multidraft.decoding.tree import TokenTree
 from multidraft.models.door import Model, as_reader
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
@@ -41,6 +44,15 @@ def tiny() -> tuple[PreTrainedModel, PreTrainedModel]:
 def readers(*models: Model | None) -> list[Reader | None]:
     """Models as the loop takes them."""
     return [None if model is None else as_reader(model) for model in models]
+
+
+def roots(
+    logits: Tensor, settings: list[Sampling], kind: type[Targets] = Targets, prefixes: list[Tensor] | None = None
+) -> Targets:
+    """The targets at the roots of rows with these settings, a line of logits each, at position 2."""
+    pairs = zip(settings, prefixes or [None] * len(settings), strict=True)
+    rows = [RunningRow(sampling, Randomness(torch.Generator()), 0, 2, prefix=prefix) for sampling, prefix in pairs]
+    return kind(rows, [TokenTree([0]) for _ in rows], logits[:, None])
 
 
 def start(

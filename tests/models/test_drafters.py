@@ -90,7 +90,7 @@ def error(
     target, draft = table(vocabulary, 1), DRAFTERS[drafter](vocabulary)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return target_distributions(target.conditional((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
+        return target_distributions(target.conditional((*PROMPT, *tokens)).log()[None], sampling)[0][0]
 
     config, policy = config_of(scheme, tree, walk)
     if told is not None:

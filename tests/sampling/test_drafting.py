@@ -17,7 +17,7 @@ def test_one_token_is_certain(sampling: Sampling, dtype: torch.dtype) -> None:
     """Also where a second column has none, which is another way."""
     logits, others = torch.tensor([[-1.0], [-9.0]], dtype=dtype, requires_grad=True), torch.full((2, 1), -torch.inf)
     for scores, ids in (logits, IDS), (torch.cat([logits, others.to(dtype)], 1), torch.cat([IDS, 1 - IDS // 3], 1)):
-        laws, faults = draft_distributions(scores.detach(), [sampling] * 2, drafts=1, vocabulary=4, ids=ids)
+        laws, faults = draft_distributions(scores.detach(), sampling, drafts=1, vocabulary=4, ids=ids)
         assert [(law.ids.tolist(), law.probabilities.tolist()) for law in laws] == [([3], [1.0]), ([0], [1.0])]
         assert not faults
 
@@ -25,7 +25,7 @@ def test_one_token_is_certain(sampling: Sampling, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("score", "vocabulary"), [(float("nan"), 4), (-float("inf"), 4), (0.0, 3)])
 def test_faults_stay_faults(score: float, vocabulary: int) -> None:
     laws, faults = draft_distributions(
-        torch.tensor([[score], [0.0]]), [Sampling(0)] * 2, drafts=1, vocabulary=vocabulary, ids=IDS
+        torch.tensor([[score], [0.0]]), Sampling(0), drafts=1, vocabulary=vocabulary, ids=IDS
     )
     assert list(faults) == [0]
     assert laws[1].ids.tolist() == [0]

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from decoded import roots
 from torch import Tensor
 from transformers import (
     LogitsProcessor,
@@ -14,12 +15,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from multidraft.sampling import gate
 from multidraft.sampling.drafting import MAX_FULL_VOCABULARY, MAX_SUPPORT, MAX_TAIL, draft_distributions
-from multidraft.sampling.from_logits import distribution, target_distributions
+from multidraft.sampling.from_logits import distribution, softmax, target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
+from multidraft.verification import loops
 
 SIZE, EXACT = 40, 1e-12
 NAN, INF = float("nan"), float("inf")
@@ -38,11 +39,11 @@ def real_like(size: int) -> Tensor:
 @pytest.mark.parametrize("size", [49_152, 262_144])
 @pytest.mark.parametrize("temperature", [0.001, 0.7, 100.0])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_laws_over_real_vocabularies_sum_to_one(size, temperature, compiled):
+def test_laws_over_real_vocabularies_sum_to_one(size, temperature, compiled, monkeypatch):
     """PyTorch's float32 softmax on a CPU is off by 1e-5 to 1e-4 there."""
     logits = real_like(size)
-    soft = gate.softmax_by_loops if compiled else gate.softmax_by_tensors
-    laws, bad = soft(logits, temperature)
+    monkeypatch.setattr(loops, "usable", lambda *_: compiled)
+    laws, bad = softmax(logits, temperature)
     assert bad == []
     assert (laws.sum(-1, dtype=torch.float64) - 1).abs().max() < ONE_ULP
     assert torch.allclose(laws, (logits.double() / temperature).softmax(-1).float(), rtol=1e-4, atol=1e-9)
@@ -69,8 +70,8 @@ def test_top_p_breaks_ties_as_a_stable_sort_does(monkeypatch):
 )
 def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(sampling):
     logits = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    laws, _ = draft_distributions(logits, [sampling] * 3, drafts=2, vocabulary=SIZE)
-    for (tokens, probabilities), dense in zip(laws, target_distributions(logits, [sampling] * 3)[0], strict=True):
+    laws, _ = draft_distributions(logits, sampling, drafts=2, vocabulary=SIZE)
+    for (tokens, probabilities), dense in zip(laws, target_distributions(logits, sampling)[0], strict=True):
         assert probabilities == pytest.approx(dense[tokens].numpy(), abs=EXACT)
         assert float(dense[tokens].sum()) == pytest.approx(1)
 
@@ -80,7 +81,7 @@ def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
     generator = torch.Generator().manual_seed(5)
     for size, spread in ((MAX_FULL_VOCABULARY, 1), (20 * MAX_FULL_VOCABULARY, 6), (20 * MAX_FULL_VOCABULARY, 0.5)):
         logits = spread * torch.randn(1, size, generator=generator, dtype=torch.float64)
-        ((tokens, probabilities),), _ = draft_distributions(logits, [Sampling()], drafts=2, vocabulary=size)
+        ((tokens, probabilities),), _ = draft_distributions(logits, Sampling(), drafts=2, vocabulary=size)
         whole, count = logits[0].softmax(-1), len(tokens)
         assert tokens.tolist() == whole.topk(count).indices.sort().values.tolist()
         assert count in {1: [MAX_FULL_VOCABULARY], 6: range(2, MAX_SUPPORT), 0.5: [MAX_SUPPORT]}[spread]
@@ -90,7 +91,7 @@ def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
 
 def test_of_equal_scores_at_the_edge_the_first_are_drafted():
     size = 3 * MAX_SUPPORT
-    tokens = draft_distributions(torch.zeros(1, size), [Sampling()], drafts=2, vocabulary=size)[0][0].ids
+    tokens = draft_distributions(torch.zeros(1, size), Sampling(), drafts=2, vocabulary=size)[0][0].ids
     assert tokens.tolist() == list(range(MAX_SUPPORT))
 
 
@@ -106,7 +107,7 @@ def test_top_p_of_a_draft_is_a_share_of_all_columns_on_every_device(settings):
     size, sampling = 3 * MAX_SUPPORT, Sampling(**settings)
     logits = torch.randn(2, size, generator=torch.Generator().manual_seed(3))
     on_cpu, elsewhere = (
-        draft_distributions(values, [sampling] * 2, drafts=2, vocabulary=size)[0]
+        draft_distributions(values, sampling, drafts=2, vocabulary=size)[0]
         for values in (logits, logits.as_subclass(Elsewhere))
     )
     for values, other in zip(on_cpu, elsewhere, strict=True):
@@ -120,10 +121,10 @@ def test_columns_of_a_reduced_vocabulary_are_their_tokens(sampling):
     if sampling == "processed":
         sampling = Sampling(before=Processors([SuppressTokensLogitsProcessor([7])]))
     ids, logits = torch.tensor([[9, 7, 0, 0], [3, 5, 4, 8]]), torch.tensor([[1.0, 2, -INF, -INF], [0, 1, 2, 3]])
-    first, second = draft_distributions(logits, [sampling] * 2, drafts=2, vocabulary=10, ids=ids)[0]
+    first, second = draft_distributions(logits, sampling, drafts=2, vocabulary=10, ids=ids)[0]
     assert set(first[0].tolist()) == ({9} if sampling.before else {9, 7})
     assert second[0][second[1].argmax()] == 8
-    ((tokens, _),), _ = draft_distributions(torch.zeros(1, 12), [sampling], drafts=2, vocabulary=3)
+    ((tokens, _),), _ = draft_distributions(torch.zeros(1, 12), sampling, drafts=2, vocabulary=3)
     assert set(tokens.tolist()) <= {0, 1, 2}
 
 
@@ -171,23 +172,24 @@ def listed(*processors: LogitsProcessor) -> Processors:
 
 def compare(scores: Tensor, settings: list[Sampling], row: int) -> RowFault:
     """The fault of one row, after its neighbours' laws have been compared with what they have alone."""
-    laws, faults = target_distributions(scores, settings, PREFIXES)
-    assert list(faults) == [row]
+    targets = roots(scores, settings, prefixes=PREFIXES)
+    laws = [target.probabilities for target in targets.at([(0, 0), (1, 0), (2, 0)])]
+    assert list(targets.faults) == [row]
     for other in {0, 1, 2} - {row}:
-        alone, none = target_distributions(scores[other : other + 1], [settings[other]], [PREFIXES[other]])
+        alone, none = target_distributions(scores[other : other + 1], settings[other], [PREFIXES[other]])
         assert none == {}
         assert torch.equal(laws[other], alone[0])
     assert laws[row].sum() == pytest.approx(1)  # so that a batch can be computed on
-    return faults[row].at(row, 3)
+    return targets.faults[row]
 
 
 @pytest.mark.parametrize("spoilt", [NAN, -INF])
 def test_a_model_s_scores_end_their_own_row_however_cold(spoilt):
-    scores, settings = logits(), [Sampling(0.001)] * 3
+    scores, sampling = logits(), Sampling(0.001)
     scores[1] = spoilt
-    fault = compare(scores, settings, 1)
+    fault = compare(scores, [sampling] * 3, 1)
     assert str(fault).startswith("row 1, position 3: the target model ")
-    laws, faults = draft_distributions(scores, settings, drafts=2, vocabulary=SIZE)
+    laws, faults = draft_distributions(scores, sampling, drafts=2, vocabulary=SIZE)
     assert [(line, fault.source) for line, fault in faults.items()] == [(1, "the draft model")]
     assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
 
@@ -195,9 +197,9 @@ def test_a_model_s_scores_end_their_own_row_however_cold(spoilt):
 def test_two_wrong_rows_leave_no_trace_on_the_one_between():
     scores = logits()
     scores[0], scores[2] = NAN, -INF
-    laws, faults = target_distributions(scores, [Sampling(0.7)] * 3)
+    laws, faults = target_distributions(scores, Sampling(0.7))
     assert sorted(faults) == [0, 2]
-    assert torch.equal(laws[1], target_distributions(scores[1:2], [Sampling(0.7)])[0][0])
+    assert torch.equal(laws[1], target_distributions(scores[1:2], Sampling(0.7))[0][0])
 
 
 @pytest.mark.parametrize(("place", "shared", "row"), [("before", True, 0), ("after", True, 1), ("before", False, 2)])
@@ -211,16 +213,16 @@ def test_a_processor_s_answer_ends_its_own_row(kind, row, shared, place):
     fault = compare(scores, settings, row)
     assert fault.source == "processor OnlyAt"
     assert torch.equal(scores, logits())  # nobody has written into the model's own
-    laws, faults = draft_distributions(scores, settings, PREFIXES, drafts=2, vocabulary=SIZE)
+    laws, faults = draft_distributions(scores, sampling, PREFIXES, drafts=2, vocabulary=SIZE)
     assert faults == {}  # any draft law is exact: there the processor is passed over
     assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
 
 
 @pytest.mark.parametrize("kind", FINE)
 def test_other_precisions_are_taken(kind):
-    laws, faults = target_distributions(logits(), [Sampling(before=listed(OnlyAt(1, FINE[kind])))] * 3, PREFIXES)
+    laws, faults = target_distributions(logits(), Sampling(before=listed(OnlyAt(1, FINE[kind]))), PREFIXES)
     assert faults == {}
-    assert torch.allclose(laws, target_distributions(logits(), [Sampling()] * 3)[0], atol=1e-3)
+    assert torch.allclose(laws, target_distributions(logits(), Sampling())[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("penalty", [1e-300, 5e-324, 1e-45, 1e-39])

@@ -134,7 +134,7 @@ def test_every_text_of_the_law_is_a_beginning_of_the_language_and_drafts_keep_to
         assert END not in tokens or text in LANGUAGE
     for path in (), (0,), (0, 0), (2,), (2, 1, 0):
         prefix = torch.tensor([*PROMPT, *path])
-        (law_of_drafts,), _ = draft_distributions(torch.zeros(1, 4), [compiled()], [prefix], drafts=2, vocabulary=4)
+        (law_of_drafts,), _ = draft_distributions(torch.zeros(1, 4), compiled(), [prefix], drafts=2, vocabulary=4)
         assert law_of_drafts.ids.tolist() == [token for token, may_come in enumerate(allowed(path)) if may_come]
 
 
@@ -314,7 +314,7 @@ def test_beside_any_two_settings_the_grammar_leaves_a_token_and_only_its_own(fir
         for path in (), (0,), (0, 0), (0, 1), (2,), (1,), (0, 1, 1):
             logits = TARGET((*PROMPT, *path)).log().float()[None]
             logits[0, END] += 20 * (1 - allowed(path)[END])  # the likeliest token is one that may not come
-            laws, faults = target_distributions(logits, [sampling], [torch.tensor([*PROMPT, *path])])
+            laws, faults = target_distributions(logits, sampling, [torch.tensor([*PROMPT, *path])])
             assert not faults, (second, path, faults)
             chosen = laws[0] > 0
             assert chosen.any(), (second, path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoded import roots
 from steps import Way, law_of_steps, laws_of_rows
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
@@ -204,7 +205,7 @@ def error(kind: str, row_sampling: Sampling, way: Way) -> float:
 def law_at(logits: Tensor, row_sampling: Sampling, sequence: tuple[int, ...] | list[int] = ()) -> Tensor:
     """The target's law from one line of logits."""
     return target_distributions(
-        logits[None], [row_sampling], [torch.tensor(sequence)] if row_sampling.looks_back else None
+        logits[None], row_sampling, [torch.tensor(sequence)] if row_sampling.looks_back else None
     )[0][0]
 
 
@@ -295,7 +296,7 @@ def test_the_draft_model_may_have_settings_of_its_own(kind, draft_settings):
     assert error(kind, apart, config()) <= EXACT
     logits, prefix = DRAFT((0,)).log()[None], [torch.tensor(PROMPT)]
     laws = [
-        draft_distributions(logits, [row_sampling], prefix, drafts=2, vocabulary=SIZE)[0][0]
+        draft_distributions(logits, row_sampling, prefix, drafts=2, vocabulary=SIZE)[0][0]
         for row_sampling in (apart, shared)
     ]
     assert [law.tolist() for law in laws[0]] != [law.tolist() for law in laws[1]]
@@ -386,7 +387,8 @@ def test_all_lines_at_once_agree_with_every_line_by_itself():
     rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
     alone = [law_at(line, row_sampling) for line, row_sampling in zip(logits, rows, strict=True)]
-    assert torch.equal(target_distributions(logits, rows)[0], torch.stack(alone))
+    together = [target.probabilities for target in roots(logits, rows).at([(row, 0) for row in range(4)])]
+    assert torch.equal(torch.stack(together), torch.stack(alone))
 
 
 def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
@@ -396,9 +398,7 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
         listed = built_by_transformers(config, PROMPT, 300, [])
         fast = sampling_from(listed, greedy=False)
         assert fast == Sampling(**setting)
-        assert torch.allclose(
-            target_distributions(logits, [fast] * 50)[0], listed(None, logits).softmax(-1), atol=EXACT
-        )
+        assert torch.allclose(target_distributions(logits, fast)[0], listed(None, logits).softmax(-1), atol=EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -128,13 +128,13 @@ class ModelReference(Reference):
         """The tokens of a text with what the model says of them, in the law that the server lists."""
         import torch
 
-        from multidraft.decoding.record import top_logprobs
-        from multidraft.sampling.from_logits import log_distributions
+        from multidraft.decoding.logprobs import top_logprobs
+        from multidraft.sampling.from_logits import target_distributions
 
         prompt = self.prompt_of(completion)
         sampling = self.sampling(completion.ask.temperature, settings, len(prompt))
         prefixes = [torch.tensor(prompt + ids[:place]) for place in range(len(ids))] if sampling.looks_back else None
-        logs = log_distributions(logits, [sampling] * len(ids), prefixes)
+        logs = target_distributions(logits, sampling, prefixes)[0].log()
         has_numbers = all(token.text.startswith(ID_PREFIX) for token in completion.tokens)
 
         def name(token: int) -> str:
