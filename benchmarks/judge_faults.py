@@ -62,7 +62,7 @@ def not_normalised(self):
 plain_weights, plain_last, plain_targets, plain_lines = (
     NodeResidual.token_weights,
     Targets.draw,
-    Targets.whole_targets,
+    Targets.group_targets,
     Targets.lines,
 )
 plain_commit, plain_next_row = step.commit, step.next_row
@@ -122,12 +122,12 @@ def noise_drawn_with_again(self, walk_results, numbers):
     return plain_last(self, walk_results, again)
 
 
-def targets_of_the_node_before(self, group):
+def targets_of_the_node_before(self, group, lines):
     """A node is verified against the logits of the one before it; what is listed is right."""
     before = [(row, max(node - 1, 0)) for row, node in group.places]
-    targets_before = plain_targets(self, group._replace(places=before))
+    targets_before = plain_targets(self, group._replace(places=before), self.lines(before))
     return {
-        place: NodeTarget(targets_before[other].line, self.ids_at(place))
+        place: NodeTarget(targets_before[other].probabilities, self.ids_at(place))
         for place, other in zip(group.places, before, strict=True)
     }
 
@@ -210,7 +210,7 @@ FAULTS = {
     ),
     "noise drawn with again": Fault(((Targets, "draw", noise_drawn_with_again),)),
     "another node's logits": Fault(
-        ((Targets, "whole_targets", targets_of_the_node_before), (Targets, "log_lines", right_log_lines))
+        ((Targets, "group_targets", targets_of_the_node_before), (Targets, "log_lines", right_log_lines))
     ),
     "one accepted token counted": Fault(
         ((step, "next_row", one_token_counted),), needs_reference=True, settings={"frequency_penalty": 1.0}

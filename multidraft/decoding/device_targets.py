@@ -4,19 +4,22 @@ A walk asks for one node after another, and each question would be a wait. So al
 those that no walk comes to.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.state import RunningRow, groups_by_settings
+from multidraft.decoding.state import RowNode, RunningRow
 from multidraft.decoding.targets import Ids, NodeResidual, NodeTarget, Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual
 from multidraft.sampling.from_logits import can_be_pending, pending_distributions
 from multidraft.sampling.gate import RowFault
+from multidraft.sampling.settings import Sampling
 from multidraft.transfer import concatenate, download, upload
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.precision import FACTOR_BELOW_ONE
@@ -66,14 +69,15 @@ class DeviceTargets(Targets):
 
         Lines that are no distribution, and those of rows with processors, stay to be asked for one by one.
         """
-        rows = [row for row, state in enumerate(self.rows) if row not in self.faults and can_be_pending(state.sampling)]
-        places = [(row, node) for row in rows for node in range(len(self.trees[row]))]
-        if not places:
+        groups = defaultdict[Sampling, list[RowNode]](list)
+        for row, state in enumerate(self.rows):
+            if row not in self.faults and can_be_pending(state.sampling):
+                groups[state.sampling] += [(row, node) for node in range(len(self.trees[row]))]
+        if not groups:
             return
-        groups = groups_by_settings(self.rows, self.trees, places)
-        pending = [pending_distributions(self.lines(group.places), group.sampling) for group in groups]
+        pending = [pending_distributions(self.lines(group), sampling) for sampling, group in groups.items()]
         lines, is_settled = map(concatenate, zip(*pending, strict=True))
-        places = [place for group in groups for place in group.places]
+        places = [*chain.from_iterable(groups.values())]
         ids = [self.ids_at(place) for place in places]
         support = upload(np.concatenate([line * lines.shape[1] + part for line, part in enumerate(ids)]), lines.device)
         drawing = upload([numbers[row] for row, _ in places], lines.device, torch.float64)

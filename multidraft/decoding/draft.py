@@ -121,10 +121,11 @@ def read_level(
     scores = state.draft.forward_each(tokens, parents, scored, lookup_only)
     if not places:  # all of them are still catching up
         return {}
-    law, groups = config.scheme.law, groups_by_settings(state.rows, trees, places)
+    groups = groups_by_settings(state.rows, trees, places)
     said = [drafter.at(rows, columns) for drafter in scores]
-    laws = [level_laws(*pair, groups, policy.limits.max_drafts, state.target.vocabulary) for pair in said]
-    level = LevelScores(said[0][0], len(scores) == 1 and scores[0].is_partial)
+    sizes = policy.limits.max_drafts, state.target.vocabulary
+    laws = [level_laws(groups, logits, ids, *sizes) for logits, ids in said]
+    law, level = config.scheme.law, LevelScores(said[0][0], len(scores) == 1 and scores[0].is_partial)
     for line, (row, node) in enumerate(places):
         distributions = [by_line[line] for by_line, _ in laws]
         distribution = merge_distributions(distributions) if law.per_draft_distributions else distributions[0]
@@ -134,9 +135,9 @@ def read_level(
 
 
 def level_laws(
+    groups: list[NodeGroup],
     logits: Float[Tensor, "lines columns"],
     ids: Int[Tensor, "*lines columns"] | None,
-    groups: list[NodeGroup],
     drafts: int,
     vocabulary: int,
 ) -> tuple[dict[int, DraftDistribution], Faults]:

@@ -151,31 +151,22 @@ class Targets:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""
         new_places = [place for place in places if place not in self.known]
         for group in groups_by_settings(self.rows, self.trees, new_places):
-            if is_greedy(group.sampling):
-                self.known |= self.likeliest_tokens(group.places)
-                group = group._replace(places=[place for place in group.places if place not in self.known])
-            self.known |= self.whole_targets(group)
+            self.known |= self.group_targets(group, self.lines(group.places))
         return [self.known[place] for place in places]
 
-    def likeliest_tokens(self, places: list[RowNode]) -> dict[RowNode, NodeTarget]:
-        """The targets at nodes of rows at temperature 0, those left out whose logits make no distribution."""
-        lines = upcast(self.lines(places))
-        found = zip(places, most_likely_tokens(lines).tolist(), lines, strict=True)
-        return {
-            place: LikeliestToken(token, line, self.ids_at(place))
-            for place, token, line in found
-            if isfinite(float(line[token]))
-        }
-
-    def whole_targets(self, group: NodeGroup) -> dict[RowNode, NodeTarget]:
-        """The targets at nodes, whatever the rows' settings."""
-        if not group.places:
-            return {}
-        lines, faults = target_distributions(self.lines(group.places), group.sampling, group.prefixes)
+    def group_targets(self, group: NodeGroup, lines: Float[Tensor, "places vocabulary"]) -> dict[RowNode, NodeTarget]:
+        """The targets at nodes of rows with the same settings: likeliest tokens where these and the logits allow it."""
+        if is_greedy(group.sampling):
+            lines = upcast(lines)
+            tokens = most_likely_tokens(lines).tolist()
+            if all(isfinite(float(line[token])) for line, token in zip(lines, tokens, strict=True)):
+                found = zip(group.places, tokens, lines, strict=True)
+                return {place: LikeliestToken(token, line, self.ids_at(place)) for place, token, line in found}
+        probs, faults = target_distributions(lines, group.sampling, group.prefixes)
         for line, fault in faults.items():
             row, node = group.places[line]
             self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
-        return {place: NodeTarget(line, self.ids_at(place)) for place, line in zip(group.places, lines, strict=True)}
+        return {place: NodeTarget(line, self.ids_at(place)) for place, line in zip(group.places, probs, strict=True)}
 
     def log_lines(self, places: list[RowNode]) -> Float[Tensor, "places vocabulary"]:
         """The logarithms of the distributions at nodes; at temperature 0 those of temperature 1."""

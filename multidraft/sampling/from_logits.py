@@ -17,7 +17,6 @@ from multidraft.sampling.gate import Faults, Lines, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, Processors, find_faults, process_lines
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
-from multidraft.verification.distributions import normalise
 from multidraft.verification.precision import Rows
 
 TARGET = "the target model"
@@ -133,7 +132,7 @@ def likeliest_part(probs: Lines, threshold: Float[Tensor, "lines 1"], count: Int
     if not probs.is_cpu or (surplus > 0).any():  # elsewhere the CPU would wait for what it looks at
         is_tied = probs == threshold
         weights.masked_fill_(is_tied & (is_tied.cumsum(-1) <= surplus), 0.0)
-    return normalise(weights)
+    return divide_by_sums(weights)
 
 
 def target_distributions(logits: Lines, sampling: Sampling, prefixes: Prefixes | None = None) -> tuple[Lines, Faults]:
@@ -187,9 +186,13 @@ def softmax(scores: Lines, temperature: float | int = 1.0) -> tuple[Lines, list[
 def softmax_and_largest(scores: Lines, temperature: float) -> tuple[Lines, Float[Tensor, "lines 1"]]:
     """Every line's softmax and largest score, at which nobody has looked."""
     largest = scores.amax(-1, keepdim=True)
-    weights = ((scores - largest) / temperature).exp_()
+    return divide_by_sums(((scores - largest) / temperature).exp_()), largest
+
+
+def divide_by_sums(weights: Lines) -> Lines:
+    """The same tensor, in which every line is divided by its sum, which is taken in float64."""
     weights /= weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
-    return weights, largest
+    return weights
 
 
 def not_finite(largest: Float[Tensor, "lines 1"]) -> list[int]:
