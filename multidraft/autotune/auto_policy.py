@@ -53,6 +53,7 @@ PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptanc
 MAX_LOSS = 3.0  # tokens of a row that the last steps may have made fewer than plain ones, as chance has it
 LOSS_BEFORE = 2.0  # what is taken for lost already after drafts have lost and rested
 MAX_SLOWDOWN = 1.5  # of steps against their forecast: beyond it, older measurements are not compared with them
+MAX_SURPRISE = 2.0  # of a step with drafts against its forecast: beyond it, prices are computed again at once
 MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
 SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
 TIMING_NOTE = (
@@ -148,6 +149,7 @@ class Auto(Growing):
         self.longest_right = 0  # drafts of a row that were right one after another
         self.prompt_reads = NO_PROMPTS
         self.tokens = self.seconds = self.unsaved_seconds = 0.0
+        self.is_surprised = False  # by what the last step took
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.stake = 0.0  # tokens that the dearest of the last look-ups loses if it is wrong
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
@@ -197,8 +199,10 @@ class Auto(Growing):
         While others are about to join, prices are those of all: drafts that do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
-        if self.has_costs and (priced_rows != self.rows or self.steps % STEPS_PER_PRICING == 0):
+        is_due = priced_rows != self.rows or self.is_surprised or self.steps % STEPS_PER_PRICING == 0
+        if self.has_costs and is_due:
             self.choose(priced_rows)
+            self.is_surprised = False
         event = self.event()
         if following := TRANSITIONS.get((self.phase, event)):
             self.enter(following, event)
@@ -278,7 +282,9 @@ class Auto(Growing):
         self.rows = rows
         rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
         reads = self.prompt_reads._replace(passes=rows * self.prompt_reads.passes)
-        self.price(rates, costs, rate, reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
+        margin_of_rows = MARGIN_PER_DOUBLING * math.log2(rows)
+        model_margin = margin_of_rows if self.phase is Phase.RESTING else 0.0  # all rows have to catch up first
+        self.price(rates, costs, rate, reads, MARGIN + margin_of_rows, model_margin)
         if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
             self.pause = max(self.pause // 2, FIRST_PAUSE)
 
@@ -322,6 +328,7 @@ class Auto(Growing):
         fade, work = math.exp(-1 / MEMORY_STEPS), work_of(record.trees, self.kind)
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             seconds = sum(record.seconds.values()) - record.seconds["measure"]
+            self.is_surprised = bool(work.nodes) and seconds > MAX_SURPRISE * forecast.seconds
             self.recent_seconds = self.recent_seconds * fade + seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
         if any(tree.laws for tree in record.trees):
@@ -447,11 +454,13 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
     profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
     is_spent = bool(profile.timed_rows) and profile.spent_near(rows) >= budget
+    work = work_of(record.trees, kind)
+    is_spent |= not work.nodes and profile.step_count(rows, False) >= MAX_SAMPLES  # else a long rest would use all up
     if not times or record.is_catching_up or record.is_first_of_size or is_spent or profile.is_disturbed:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
-    profile.add(rows, Timed(*work_of(record.trees, kind), draft, target, other_seconds))
+    profile.add(rows, Timed(*work, draft, target, other_seconds))
     return draft + target + other_seconds
 
 

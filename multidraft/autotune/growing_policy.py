@@ -45,12 +45,19 @@ class Growing(TreePolicy):
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
 
     def price(
-        self, rates: TreeRates, costs: Costs, rate: float | int, reads: PromptReads = NO_PROMPTS, margin: float = 0
+        self,
+        rates: TreeRates,
+        costs: Costs,
+        rate: float | int,
+        reads: PromptReads = NO_PROMPTS,
+        margin: float = 0,
+        model_margin: float = 0,
     ) -> None:
         """Set the prices of drafts. A second is worth `rate` tokens of a row.
 
-        Drafts must gain more than they cost by `margin`, a share of a plain step. In a step the draft model also
-        `reads` of prompts: tokens of each row, and passes over those of rows that join.
+        Drafts must gain more than they cost by `margin`, a share of a plain step, and those of the draft model by
+        `model_margin` more. In a step it also `reads` of prompts: tokens of each row, and passes over those of rows
+        that join.
         """
         self.rates, price_per_second, self.rows_per_drafting_row = rates, (1 + margin) * rate, 1.0
         first_seconds = max(costs.drafted_seconds(1) - costs.node, 0.0)
@@ -68,7 +75,8 @@ class Growing(TreePolicy):
         if self.kind != "pass":
             self.can_look_up = self.best_count(0, 1.0, CERTAIN, True)[1] > self.first_price
             self.min_certainty = self.certainty_that_pays()
-        self.model_pays = gain > self.level_price * (1 + reads.passes) + self.read_price * (1 + reads.tokens)
+        model_price = self.level_price * (1 + reads.passes) + self.read_price * (1 + reads.tokens)
+        self.model_pays = gain > model_price + model_margin * rate * costs.plain
         first_read_price = self.first_price + self.level_price + self.read_price
         self.model_can_pay = self.path_gain(0, CERTAIN[1], CERTAIN[1], False) > first_read_price
 

@@ -17,7 +17,7 @@ from steps import law_error
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import Auto, TreeLimits, work_of
+from multidraft.autotune.auto_policy import Auto, Phase, TreeLimits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
@@ -273,6 +273,30 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
     policy = Auto(profile(by_rows={1: costs(read=0.5)}), 1.0)
     for prompt, new_tokens in ((100, 1), (1, 100)):
         assert policy.begin(1, PromptReads(prompt / new_tokens)).model_rests == (prompt > new_tokens)
+
+
+@pytest.mark.parametrize(("gain", "resumes"), [(1.07, False), (1.12, True)])
+def test_a_model_that_rests_is_asked_again_for_more_than_it_goes_on_for(gain: float, resumes: bool) -> None:
+    """Four rows have to catch up first: a model that drafts goes on in both cases."""
+    rate, plain = 0.7, 10.0
+    level = plain * (1 + rate) / gain - plain
+    prices = profile(by_rows={4: costs(plain, level)}, true_rates=rates(rate, second=0.0))
+    for phase, pays in ((Phase.DRAFTING, True), (Phase.RESTING, resumes)):
+        policy = Auto(prices, 1.0, TreeLimits(1, 1))
+        policy.phase = phase
+        assert policy.begin(4).model_rests != pays
+
+
+def test_a_step_that_takes_far_longer_than_expected_is_priced_at_once() -> None:
+    """A first fit may hide what a node costs; eight steps with large trees lose a second where many rows decode."""
+    policy, seen = Auto(profile(by_rows={1: costs()}), 1.0), list[int]()
+    policy.choose = lambda rows, choose=policy.choose: (seen.append(policy.steps), choose(rows))[1]
+    for _ in range(3):
+        policy.plan([TokenTree([0])], 0)
+    policy.is_surprised = True
+    for _ in range(3):
+        policy.plan([TokenTree([0])], 0)
+    assert seen == [0, 3]
 
 
 @pytest.mark.parametrize(("new_tokens", "rests"), [(4, True), (400, False)])

@@ -156,6 +156,14 @@ def test_a_fault_at_any_call_of_the_engine_harms_one_row_at_most(models, stride,
         check(models, Injection(1 if is_first else 1 + count // 2, name), 3 if in_threes else ROWS)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("function", ["logprobs.add_logprobs", "metrics.measured_acceptance", "metrics.Info.add"])
+def test_what_is_reported_of_a_step_may_fail_when_its_caches_are_written(function, caplog):
+    """Nobody has been told its tokens, so they are drawn again with the same numbers."""
+    caplog.set_level(logging.CRITICAL + 1)
+    check(tables, Injection(3, function))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("models", [tables, tiny])
