@@ -47,6 +47,7 @@ PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
+CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
 PROBE_MEMORY_NODES = 8.0  # the same of acceptance in a probe, which is to find out what has changed
 PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
@@ -282,9 +283,8 @@ class Auto(Growing):
         self.rows = rows
         rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
         reads = self.prompt_reads._replace(passes=rows * self.prompt_reads.passes)
-        margin_of_rows = MARGIN_PER_DOUBLING * math.log2(rows)
-        model_margin = margin_of_rows if self.phase is Phase.RESTING else 0.0  # all rows have to catch up first
-        self.price(rates, costs, rate, reads, MARGIN + margin_of_rows, model_margin)
+        model_margin = CATCH_UP_MARGIN * rows if self.phase is Phase.RESTING else 0.0
+        self.price(rates, costs, rate, reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows), model_margin)
         if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
             self.pause = max(self.pause // 2, FIRST_PAUSE)
 

@@ -275,7 +275,7 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
         assert policy.begin(1, PromptReads(prompt / new_tokens)).model_rests == (prompt > new_tokens)
 
 
-@pytest.mark.parametrize(("gain", "resumes"), [(1.07, False), (1.12, True)])
+@pytest.mark.parametrize(("gain", "resumes"), [(1.12, False), (1.2, True)])
 def test_a_model_that_rests_is_asked_again_for_more_than_it_goes_on_for(gain: float, resumes: bool) -> None:
     """Four rows have to catch up first: a model that drafts goes on in both cases."""
     rate, plain = 0.7, 10.0
