@@ -15,9 +15,9 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, quote
 from multidraft.models.corpus import Corpus
+from multidraft.models.lookups import GUESS_WEIGHT, Matches
 from multidraft.models.prefix_models import PrefixModel, TokenPrefix
 from multidraft.models.reader import Lists, digest
-from multidraft.models.repeats import GUESS_WEIGHT, Matches
 from multidraft.models.scores import Scores
 from multidraft.verification.distributions import describe
 

@@ -17,10 +17,10 @@ from multidraft.errors import AdviceError
 from multidraft.models.corpus import SEARCHED, Corpus, read_texts
 from multidraft.models.door import as_reader
 from multidraft.models.ensemble import MIN_CERTAINTY, LookupThenModel, Mixture, SideBySide, spread
+from multidraft.models.lookups import LONG_MATCH, MAX_AWAY, MAX_CERTAINTY, Matches, size_class
 from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
-from multidraft.models.repeats import LONG_MATCH, MAX_AWAY, MAX_CERTAINTY, Matches, size_class
 from multidraft.models.scores import TokenScores
 
 EXACT = 1e-12

@@ -12,8 +12,8 @@ documentation advises, with
 
 from collections.abc import Callable, Iterator
 
+from multidraft.models.lookups import Matches
 from multidraft.models.ngram import MAX_RUN, History
-from multidraft.models.repeats import Matches
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Panel, Study
 
