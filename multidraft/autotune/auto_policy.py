@@ -328,7 +328,7 @@ class Auto(Growing):
         fade, work = math.exp(-1 / MEMORY_STEPS), work_of(record.trees, self.kind)
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             seconds = sum(record.seconds.values()) - record.seconds["measure"]
-            self.is_surprised = bool(work.nodes) and seconds > MAX_SURPRISE * forecast.seconds
+            self.is_surprised = bool(self.budget and work.nodes) and seconds > MAX_SURPRISE * forecast.seconds
             self.recent_seconds = self.recent_seconds * fade + seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
         if any(tree.laws for tree in record.trees):
