@@ -66,6 +66,7 @@ VLLM: dict[str, dict[str, Any] | None] = {  # ways to draft and to verify
     "eagle3, block": HEAD | {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
     "eagle3, synthetic": HEAD | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5},
     "eagle3, fly": HEAD | {"rejection_sample_method": "fly"},
+    "model": {"method": "draft_model", "num_speculative_tokens": 3},
     "n-grams": NGRAM[1],
     "none": None,
 }
@@ -95,8 +96,9 @@ def ours() -> Iterator[Subject]:
 
 
 def vllms(program: str, folder: Path) -> Iterator[Subject]:
-    """vLLM with SmolLM2 and our head, as it is and mended."""
-    target, head, plugin = resolve(SMOLLM2, "target", DEFAULT_LOADER), folder / "head", mended(folder)
+    """vLLM with SmolLM2, our head and our draft model, as it is and mended."""
+    target, draft = (resolve(SMOLLM2, role, DEFAULT_LOADER) for role in ("target", "draft"))
+    head, plugin = folder / "head", mended(folder)
     if not head.exists():
         subprocess.run([*MULTIDRAFT, "export-head", "eagle3:smollm2", "--out", str(head), "--whole"], check=True)
     for suffix, path in {"": [], ", mended": [f"PYTHONPATH={plugin}"]}.items():
@@ -104,7 +106,8 @@ def vllms(program: str, folder: Path) -> Iterator[Subject]:
             command = ["env", "VLLM_CPU_KVCACHE_SPACE=1", *path, program, "serve", target, "--port", "{port}"]
             command += ["--served-model-name", NAME, "--max-model-len", "1024", "--enforce-eager"]
             if drafts is not None:
-                model = {"model": str(head)} if drafts["method"] == HEAD["method"] else {}
+                models = {HEAD["method"]: str(head), "draft_model": draft}
+                model = {"model": models[drafts["method"]]} if drafts["method"] in models else {}
                 command += ["--speculative-config", json.dumps(drafts | model)]
             yield Subject(Contestant(f"vllm, {name}{suffix}", command, {}), NAME, ["--rounding", "0.01"])
 
