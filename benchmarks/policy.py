@@ -22,7 +22,7 @@ from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.estimates import Costs, Timed, Work
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.batch import Batch
-from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.policy import PromptReads, TreePolicy
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, Tree
@@ -96,7 +96,7 @@ def measure(mood: str, rows: int, steps: int) -> dict[str, Any]:
     batch = Batch(table(0), draft, DecodeConfig(md.scheme("anchored:lorenz"), measure=0), policy)
     batch.add([Request([*range(PERIOD)], 10**4, Sampling(TEMPERATURE)) for _ in range(rows)])
     for _ in range(steps):
-        policy.begin(rows, 0.5)
+        policy.begin(rows, PromptReads(0.5, 0.01))
         batch.step()
         lines.append(dict(seconds))
         seconds.update(dict.fromkeys(PARTS, 0.0))
