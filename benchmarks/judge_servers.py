@@ -96,9 +96,8 @@ def ours() -> Iterator[Subject]:
 
 
 def vllms(program: str, folder: Path) -> Iterator[Subject]:
-    """vLLM with SmolLM2, our head and our draft model, as it is and mended."""
-    target, draft = (resolve(SMOLLM2, role, DEFAULT_LOADER) for role in ("target", "draft"))
-    head, plugin = folder / "head", mended(folder)
+    """vLLM with SmolLM2 and our head, or itself (it takes no draft model with fewer tokens), as it is and mended."""
+    target, head, plugin = resolve(SMOLLM2, "target", DEFAULT_LOADER), folder / "head", mended(folder)
     if not head.exists():
         subprocess.run([*MULTIDRAFT, "export-head", "eagle3:smollm2", "--out", str(head), "--whole"], check=True)
     for suffix, path in {"": [], ", mended": [f"PYTHONPATH={plugin}"]}.items():
@@ -106,7 +105,7 @@ def vllms(program: str, folder: Path) -> Iterator[Subject]:
             command = ["env", "VLLM_CPU_KVCACHE_SPACE=1", *path, program, "serve", target, "--port", "{port}"]
             command += ["--served-model-name", NAME, "--max-model-len", "1024", "--enforce-eager"]
             if drafts is not None:
-                models = {HEAD["method"]: str(head), "draft_model": draft}
+                models = {HEAD["method"]: str(head), "draft_model": target}
                 model = {"model": models[drafts["method"]]} if drafts["method"] in models else {}
                 command += ["--speculative-config", json.dumps(drafts | model)]
             yield Subject(Contestant(f"vllm, {name}{suffix}", command, {}), NAME, ["--rounding", "0.01"])
