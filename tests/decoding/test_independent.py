@@ -24,6 +24,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.autotune.auto_policy import Auto, TreeLimits
+from multidraft.decoding.policy import PromptReads
 from multidraft.verification.scheme import Scheme
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]
@@ -312,7 +313,7 @@ POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(
 
 def waking() -> Waking:
     policy = Waking(POOR, 1.0, TreeLimits(4, 2))
-    assert policy.begin(EACH * len(PROMPTS), 1.0).model_rests
+    assert policy.begin(EACH * len(PROMPTS), PromptReads(1.0)).model_rests
     return policy
 
 
