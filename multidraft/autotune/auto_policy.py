@@ -454,9 +454,10 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
     profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
     is_spent = bool(profile.timed_rows) and profile.spent_near(rows) >= budget
-    work = work_of(record.trees, kind)
-    is_spent |= not work.nodes and profile.step_count(rows, False) >= MAX_SAMPLES  # else a long rest would use all up
     if not times or record.is_catching_up or record.is_first_of_size or is_spent or profile.is_disturbed:
+        return 0.0
+    work = work_of(record.trees, kind)
+    if not work.nodes and profile.step_count(rows, False) >= MAX_SAMPLES:  # else a long rest would use all up
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target

@@ -270,8 +270,8 @@ class Batch:
     def measures(self, steps: int) -> bool:
         """Whether the step after so many is compared with the optimum: some are, and each at first, or while cheap."""
         every, first = self.config.measure, self.config.measure_first
-        each = bool(first) and (self.info.measured < first or self.info.is_measured_cheaply)
-        return every > 0 and (each or steps % every == 0)
+        measures_each = bool(first) and (self.info.measured < first or self.info.is_measured_cheaply)
+        return every > 0 and (measures_each or steps % every == 0)
 
     def pass_on(self, request: Request, record: StepRecord, row: int) -> None:
         """Give a request the tokens that a step has brought it, or the fault that ends it."""

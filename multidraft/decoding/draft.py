@@ -122,10 +122,10 @@ def read_level(
     if not places:  # all of them are still catching up
         return {}
     groups = groups_by_settings(state.rows, trees, places)
-    said = [drafter.at(rows, columns) for drafter in scores]
+    lines_by_drafter = [drafter.at(rows, columns) for drafter in scores]
     sizes = policy.limits.max_drafts, state.target.vocabulary
-    laws = [level_laws(groups, logits, ids, *sizes) for logits, ids in said]
-    law, level = config.scheme.law, LevelScores(said[0][0], len(scores) == 1 and scores[0].is_partial)
+    laws = [level_laws(groups, logits, ids, *sizes) for logits, ids in lines_by_drafter]
+    law, level = config.scheme.law, LevelScores(lines_by_drafter[0][0], len(scores) == 1 and scores[0].is_partial)
     for line, (row, node) in enumerate(places):
         distributions = [by_line[line] for by_line, _ in laws]
         distribution = merge_distributions(distributions) if law.per_draft_distributions else distributions[0]

@@ -113,12 +113,12 @@ def softmax_lines(
     """Every row's softmax at a temperature above 0, and the rows that have none, whose values are undefined."""
     values = lines(scores)
     largest = values.max(-1)
-    weights = soften(values, largest, np.float32(1 / math.log(2) / temperature))
+    weights = softmax_kernel(values, largest, np.float32(1 / math.log(2) / temperature))
     return torch.from_numpy(weights), np.flatnonzero(~np.isfinite(largest)).tolist()
 
 
 @compile_loop
-def soften(values, largest, scale):
+def softmax_kernel(values, largest, scale):
     """Every line's normalised weights: two to the power of `scale` times the distance from the largest score."""
     weights = np.empty_like(values)
     for row in range(len(values)):
