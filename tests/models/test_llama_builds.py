@@ -140,9 +140,9 @@ class Twin(md.GGUF):
         if self.fault == "tree" and parents[0] != list(range(-1, len(parents[0]) - 1)):
             scores.logits[0, -1] = scores.logits[0, 0]
         if self.fault == "single" and len(tokens[0]) == 1:
-            scores.logits.mul_(1.1)
+            scores.logits.mul_(1.5)
         if self.fault == "wide" and 20 < len(tokens[0]) < 40:
-            scores.logits[0, -1] *= 1.1
+            scores.logits[0, -1] *= 1.5
         return scores
 
     def _commit(self, paths):

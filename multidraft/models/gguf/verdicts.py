@@ -20,7 +20,7 @@ from multidraft.machine import cpu, is_busy
 from multidraft.models.gguf import header
 
 WIDTHS = (1, 4, 8, 16)  # tokens of the passes that are measured
-TRIAL, TRIAL_SECONDS = "multidraft.models.gguf.trial", 120
+TRIAL, TRIAL_SECONDS, TRIAL_VERSION = "multidraft.models.gguf.trial", 120, 2  # of what it asks and allows
 FAULTS = {signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # by which a library ends a process
 NOTES = logging.getLogger("multidraft")
 
@@ -47,7 +47,7 @@ def verdict_on(path: Path, library: str, identity: str) -> TrialResult:
     import torch  # by what shows help, too, which it would slow down
 
     threads = torch.get_num_threads()
-    key = json.dumps([identity, cpu(), threads, shape_of(path)])
+    key = json.dumps([TRIAL_VERSION, identity, cpu(), threads, shape_of(path)])
     place = files.cache() / "libraries" / f"{sha256(key.encode()).hexdigest()[:24]}.json"
     return kept_verdict(place) or new_verdict(path, library, threads, place)
 
