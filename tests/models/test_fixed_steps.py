@@ -267,6 +267,20 @@ def test_steps_as_they_are_on_a_gpu_read_what_the_model_reads(name: str):
     assert CausalLM(model).steps is None  # a CPU gains nothing by them
 
 
+def test_the_first_pass_of_drafting_is_recorded_too():
+    """It asks for the last scores alone, as a prompt's pass does, which is read as ever."""
+    model, sizes = tiny_model("llama"), []
+    reader, expected = fixed(model), CausalLM(model, 8)
+    for new in ([5, 9, 2, 6, 5, 3], [3, 1, 4]):
+        logits = []
+        for each in (reader, expected):
+            logits.append(each.forward([new], [list(range(-1, len(new) - 1))], "last").logits)
+            each.commit([list(range(len(new)))])
+        assert torch.allclose(*logits, atol=1e-5)
+        sizes.append([size[:2] for pool in reader.steps.pools for size in pool.captured_steps])
+    assert sizes == [[], [(1, 4)]]
+
+
 def test_fixed_shapes_tell_hidden_states():
     model, layers, rows = tiny_model("llama"), (0, 2), [[3, 1, 4], [5]]
     parents = [[-1, 0, 0], [-1]]

@@ -80,12 +80,12 @@ def test_layers_on_a_gpu_are_where_they_were_or_refused():
 
 def test_a_named_folder_is_taken_or_refused_and_a_variable_comes_second(tmp_path, monkeypatch):
     first, second = tmp_path / "first", tmp_path / "second"
-    for folder in (first, second / "build" / "bin"):
+    for folder, name in ((first, "libllama.so"), (second / "build" / "bin", "libllama.cuda.v0.4.0.so")):
         folder.mkdir(parents=True)
         (folder / "libllama-common.so").touch()  # no library of that name
-        (folder / "libllama.so").touch()
+        (folder / name).touch()
     monkeypatch.setenv(FOLDER_VARIABLE, str(second))
-    assert llama_cpp_path() == second / "build" / "bin" / "libllama.so"
+    assert llama_cpp_path() == second / "build" / "bin" / "libllama.cuda.v0.4.0.so"
     assert llama_cpp_path(first) == llama_cpp_path(first / "libllama.so") == first / "libllama.so"
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(AdviceError, match=rf"{FOLDER_VARIABLE} is .*none', and there is no such folder; give"):

@@ -10,7 +10,7 @@ from multidraft.errors import AdviceError
 
 FOLDER_VARIABLE = "MULTIDRAFT_LLAMA_LIB"  # the environment variable with the folder of a build
 NAMES = {"win32": ("llama.dll",), "darwin": ("libllama.dylib", "libllama.*.dylib")}  # by system
-NAMES_ELSEWHERE = ("libllama.so", "libllama.so.*", "libllama.v*.so")
+NAMES_ELSEWHERE = ("libllama.so", "libllama.so.*", "libllama.*.so")
 IN_XLLAMACPP = "xllamacpp.abi3.so"  # the whole of llama.cpp is in its extension module, outside of Windows
 PACKAGES = {"llama_cpp": "lib", "xllamacpp": "."}  # that bring a build, and where it is in them
 SYSTEM_FOLDERS = (

@@ -22,7 +22,7 @@ from multidraft.models.huggingface.weight_marks import PlaceWatch
 from multidraft.models.reader import HiddenStates, Lists, Scored
 from multidraft.transfer import take, upload
 
-# Of a pass whose tokens are all scored, although only the last one is asked for: a compiled step scores all.
+# Of a step's pass that asks for the last scores alone, as a draft model's first one does: all are scored all the same.
 MAX_SCORED_TOKENS = 4
 PROMPT_MULTIPLE = 64  # of tokens in a prompt's pass on a GPU, so that there are few shapes
 MAX_PROMPT_SLOTS = 1024  # of the buffers that prompts are read into before they move
@@ -105,16 +105,17 @@ class CausalLM(HuggingFaceReader):
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
-        if scored == "all":
+        is_of_step = scored == "all" or width <= MAX_SCORED_TOKENS
+        if is_of_step:
             self.use_fixed_buffers()
-        if self.is_recorded and scored != "all":
+        elif self.is_recorded:
             width = -(-width // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
         positions = self.cache.append(parents, scored == "last", width)
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.pad_tokens(tokens, width, scored == "last"), positions])
         inputs = upload(inputs, self.device)
-        scores = self.read(inputs[0], inputs[1], scored == "all" or width <= MAX_SCORED_TOKENS)
+        scores = self.read(inputs[0], inputs[1], is_of_step)
         if self.ids is not None:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
