@@ -182,7 +182,7 @@ class Auto(Growing):
         is_first = not self.steps and (prompt_reads is not None or self.costs is None)
         if is_first:
             self.say_timing(rows)
-        if self.has_costs and (is_first or rows > self.rows):
+        if self.has_costs and (is_first or (rows > self.rows and not self.asks_nobody)):
             self.choose(rows)
         is_known = self.costs is not None and self.has_costs
         rests = self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
@@ -200,8 +200,10 @@ class Auto(Growing):
         While others are about to join, prices are those of all: drafts that do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
-        is_due = priced_rows != self.rows or self.is_surprised or self.steps % STEPS_PER_PRICING == 0
-        if self.has_costs and is_due:
+        is_due = self.is_surprised or self.steps % STEPS_PER_PRICING == 0  # where nobody is asked, no sooner
+        if not self.has_costs:
+            self.rows = priced_rows
+        elif is_due or (priced_rows != self.rows and not self.asks_nobody):
             self.choose(priced_rows)
             self.is_surprised = False
         event = self.event()
@@ -210,7 +212,7 @@ class Auto(Growing):
         else:
             self.steps_left -= 1
         self.is_probing, self.timed_tree = self.phase is Phase.PROBING, self.tree_to_time(rows)
-        self.rows, self.steps = priced_rows, self.steps + 1
+        self.steps += 1
 
     def event(self) -> Event:
         """What decides on the next phase."""

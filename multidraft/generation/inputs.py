@@ -23,12 +23,7 @@ from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import HEAD_NAME, head
 from multidraft.models.reader import Reader
-from multidraft.models.vocabularies import (
-    check_ids,
-    check_sizes,
-    other_tokens,
-    undrafted_note,
-)
+from multidraft.models.vocabularies import check_ids, check_sizes, other_tokens, undrafted_note
 from multidraft.sampling.checks import check_all
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme

@@ -309,8 +309,8 @@ def test_a_pass_over_the_prompt_of_each_row_that_joins_is_paid_by_all(new_tokens
 def test_while_rows_join_nothing_is_drafted_that_does_not_pay_for_all() -> None:
     """A server's clients come one after another: the first two rows drafted, and every other prompt was read for it."""
     policy = Auto(profile(by_rows={1: costs(), 4: costs(node=50.0)}), 1.0)
-    for joining, rests_before, rests in ((1, False, False), (4, True, True), (1, True, False)):  # until the next step
-        assert policy.begin(joining).model_rests == rests_before
+    for joining, rests_before, rests in ((1, False, False), (4, True, True), *[(1, True, True)] * 6, (1, True, False)):
+        assert policy.begin(joining).model_rests == rests_before  # until it is time to set prices again
         assert (policy.plan([TokenTree([0])], 0).nodes == [[]]) == rests
 
 

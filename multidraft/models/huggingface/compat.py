@@ -12,22 +12,14 @@ from weakref import WeakKeyDictionary
 import torch
 from packaging.version import Version
 from torch import nn
-from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
-    __version__,
-)
+from transformers import PretrainedConfig, PreTrainedModel, __version__
 
 from multidraft.errors import AdviceError
 from multidraft.models.vocabularies import Vocabulary
 
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED_KINDS = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
-MEMORIES = (
-    "past_key_values",
-    "cache_params",
-    "cache",
-)  # what models call that which they remember: from 5.24 on the last
+MEMORIES = "past_key_values", "cache_params", "cache"  # what models call what they remember: from 5.24 on the last
 CONTINUING_FAMILIES = (  # with a recurrent state, from which several tokens can be read at once; others one by one
     "bamba falcon_h1 granitemoehybrid lfm2 mamba2 nemotron_h olmo_hybrid qwen3_5 qwen3_5_text qwen3_next"
 ).split()
@@ -46,6 +38,7 @@ if Version(__version__) < Version("5"):  # where nothing in the model says so
         "xglm": "adds the cache's length to explicit positions before transformers 5; update it",
     }
 VOCABULARIES: WeakKeyDictionary[PreTrainedModel, Vocabulary] = WeakKeyDictionary()
+PARAMETERS: WeakKeyDictionary[Callable, tuple[frozenset[str], bool]] = WeakKeyDictionary()  # see names_of_parameters
 
 
 def text_config(model: PreTrainedModel) -> PretrainedConfig:
@@ -140,10 +133,16 @@ def continues(model: PreTrainedModel) -> bool:
 
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
     """What its forward pass may be called with; a forward of its own may hand on all that its class's takes."""
-    parameters = inspect.signature(model.forward).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return {*parameters, *inspect.signature(type(model).forward).parameters}
-    return parameters
+    names, hands_on = names_of_parameters(getattr(model.forward, "__func__", model.forward))
+    return names | names_of_parameters(type(model).forward)[0] if hands_on else names
+
+
+def names_of_parameters(function: Callable) -> tuple[frozenset[str], bool]:
+    """Those of a function, and whether it takes others by name; kept, since to look takes 0.1 ms."""
+    if function not in PARAMETERS:
+        parameters = inspect.signature(function).parameters
+        PARAMETERS[function] = frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return PARAMETERS[function]
 
 
 def memory_name(model: PreTrainedModel) -> str:
