@@ -106,7 +106,7 @@ class CausalLM(HuggingFaceReader):
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
         is_of_step = scored == "all" or width <= MAX_SCORED_TOKENS
-        if is_of_step:
+        if scored == "all" or (is_of_step and self.is_recorded):
             self.use_fixed_buffers()
         elif self.is_recorded:
             width = -(-width // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
