@@ -450,7 +450,8 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
 
     Returns the seconds that were added.
     """
-    rows, temperatures = len(record.trees), temperatures_of(record)
+    rows = len(record.trees)
+    temperatures = temperatures_of(record) if any(tree.laws for tree in record.trees) else []  # else nobody was asked
     for temperature in {*temperatures}:
         if (tracker := profile.at(temperature)).nodes < MAX_LEARNT_NODES:
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
