@@ -247,11 +247,12 @@ class Auto(Growing):
         if self.phase is Phase.TIMING:  # where nothing can be drafted, tries come to an end
             is_plain = plain_steps < MIN_STEPS or self.tries(rows, self.first_tree) >= 2 * MIN_STEPS
             return self.without_drafts if is_plain else self.first_tree
-        is_open = self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
-        if is_open and self.steps % TIME_PLAIN_EVERY in CHAIN_STEPS and (chain := self.chain_to_time(rows)) is not None:
-            return chain
-        is_due = self.steps % TIME_PLAIN_EVERY >= TIME_PLAIN_EVERY - PLAIN_IN_A_ROW
-        return self.without_drafts if is_open and is_due and plain_steps < MAX_SAMPLES else None
+        place = self.steps % TIME_PLAIN_EVERY
+        is_due = place >= TIME_PLAIN_EVERY - PLAIN_IN_A_ROW and plain_steps < MAX_SAMPLES
+        tree = self.chain_to_time(rows) if place in CHAIN_STEPS else self.without_drafts if is_due else None
+        if tree is None or self.profile.spent_near(rows) >= self.budget or self.profile.is_disturbed:
+            return None
+        return tree
 
     def chain_to_time(self, rows: int) -> StaticTree | None:
         """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled.
@@ -456,11 +457,12 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
         if (tracker := profile.at(temperature)).nodes < MAX_LEARNT_NODES:
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
     profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
-    is_spent = bool(profile.timed_rows) and profile.spent_near(rows) >= budget
-    if not times or record.is_catching_up or record.is_first_of_size or is_spent or profile.is_disturbed:
+    if not times or record.is_catching_up or record.is_first_of_size or profile.is_disturbed:
         return 0.0
     work = work_of(record.trees, kind)
     if not work.nodes and profile.step_count(rows, False) >= MAX_SAMPLES:  # else a long rest would use all up
+        return 0.0
+    if profile.timed_rows and profile.spent_near(rows) >= budget:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
