@@ -85,7 +85,7 @@ def fault_of(model: GGUF, matrices: dict[str, sample.Corner]) -> str | None:
         f"the path {path} of a tree": together[list(path)] - chain_logits(model, start, [new[slot] for slot in path])
         for path in PATHS
     }
-    allowed = max(MAX_DIFFERENCE, MAX_OVER_ERROR * float(np.abs(read - expected).max()) / size)
+    allowed = max(MAX_DIFFERENCE, MAX_OVER_ERROR * error)
     for what, difference in differences.items():
         if not (share := float(np.abs(difference).max()) / size) <= allowed:
             return f"its logits of {what} are off by {share:.2f} of their size"
