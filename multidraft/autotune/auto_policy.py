@@ -1,7 +1,7 @@
 """`tree="auto"`: trees that grow while drafts pay, by measured seconds of steps and by acceptance so far."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -145,7 +145,8 @@ class Auto(Growing):
         self.has_said_timing = False
         self.has_drafted: bool | None = None  # in the last step
         self.steps_with_tree = Counter[tuple[int, int, StaticTree]]()  # by restarts of the profile, rows
-        self.phase, self.pause, self.steps_left = Phase.TIMING, FIRST_PAUSE, 0  # of the next rest; of this phase
+        self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
+        self.phase, self.steps_left = Phase.TIMING, 0
         self.trees_while_right = 0  # by which a probe may still become longer
         self.longest_right = 0  # drafts of a row that were right one after another
         self.prompt_reads = NO_PROMPTS
@@ -227,15 +228,16 @@ class Auto(Growing):
 
     def enter(self, phase: Phase, event: Event) -> None:
         """Begin a phase: what does not pay rests from this step on, and longer after each probe."""
+        size = self.rows.bit_length()
         if phase is Phase.PROBING:
-            self.steps_left, self.pause = PROBE_STEPS - 1, min(2 * self.pause, MAX_PAUSE)
+            self.steps_left, self.pauses[size] = PROBE_STEPS - 1, min(2 * self.pauses[size], MAX_PAUSE)
             self.trees_while_right = MAX_TREES_WHILE_RIGHT
             self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
-            pause = round(self.pause * (1 + math.log2(self.rows)))  # a probe of many rows lets them all catch up first
+            pause = round(self.pauses[size] * (1 + math.log2(self.rows)))  # many rows catch up first
             self.steps_left = min(pause, MAX_PAUSE) - (event is not Event.OVER)
         if event is Event.OVER and phase is Phase.RESTING:
-            self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
+            self.recent.fade(math.exp(-self.pauses[size] / (8 * MEMORY_NODES)))
             self.learnt_rates = None
         if event in (Event.LOSES, Event.UNKNOWN):
             self.gained = 0.0
@@ -250,9 +252,7 @@ class Auto(Growing):
         place = self.steps % TIME_PLAIN_EVERY
         is_due = place >= TIME_PLAIN_EVERY - PLAIN_IN_A_ROW and plain_steps < MAX_SAMPLES
         tree = self.chain_to_time(rows) if place in CHAIN_STEPS else self.without_drafts if is_due else None
-        if tree is None or self.profile.spent_near(rows) >= self.budget or self.profile.is_disturbed:
-            return None
-        return tree
+        return tree if tree and self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed else None
 
     def chain_to_time(self, rows: int) -> StaticTree | None:
         """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled.
@@ -289,7 +289,7 @@ class Auto(Growing):
         model_margin = CATCH_UP_MARGIN * rows if self.phase is Phase.RESTING else 0.0
         self.price(rates, costs, rate, reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows), model_margin)
         if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
-            self.pause = max(self.pause // 2, FIRST_PAUSE)
+            self.pauses[rows.bit_length()] = max(self.pauses[rows.bit_length()] // 2, FIRST_PAUSE)
 
     def is_settled(self, rows: int) -> bool:
         """Whether costs are known and steps with so many rows not timed any more; the first ones are often too slow."""

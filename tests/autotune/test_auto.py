@@ -314,6 +314,16 @@ def test_while_rows_join_nothing_is_drafted_that_does_not_pay_for_all() -> None:
         assert (policy.plan([TokenTree([0])], 0).nodes == [[]]) == rests
 
 
+def test_what_few_rows_gain_does_not_shorten_the_pauses_of_many() -> None:
+    """A server's clients are few between two bursts; each burst was then probed as at first."""
+    policy = Auto(profile(by_rows={1: costs(), 16: costs(node=50.0)}), 1.0)
+    policy.pauses |= {(1).bit_length(): 128, (16).bit_length(): 512}
+    policy.gained = 1.0
+    for rows in (16, 1, 16):
+        policy.choose(rows)
+    assert list(policy.pauses.values()) == [64, 512]
+
+
 @unchecked
 def test_what_is_expected_is_what_comes() -> None:
     """Drafts that are right half of the time, by the profile and in truth: tokens a step as expected, within a tenth.

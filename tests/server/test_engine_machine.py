@@ -55,7 +55,7 @@ class Moody(StaticTree):
 def auto(known: Profile, budget: float = 0.0) -> Auto:
     """Probes that come soon."""
     policy = Auto(known, 0.0, budget=budget)
-    policy.pause = 3
+    policy.pauses.default_factory = lambda: 3
     return policy
 
 
