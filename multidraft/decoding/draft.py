@@ -39,7 +39,6 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
     """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
     trees = [TokenTree([row.root], config.scheme.law.can_repeat, is_seeded=row.random.is_seeded) for row in state.rows]
     rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
-    rows.sort(key=lambda number: len(state.rows[number].unread))  # who has least to read is the first to draft
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
     growing, depth, faults = [trees[row] for row in rows], 0, dict[int, RowFault]()

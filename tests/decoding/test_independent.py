@@ -304,7 +304,7 @@ class Waking(Auto):
 
     def advance(self, rows: int) -> None:
         self.profile = RICH if self.steps % 2 else POOR
-        self.rows = 0  # prices are found anew
+        self.is_surprised = True  # prices are found anew
         super().advance(rows)
 
 
