@@ -60,7 +60,7 @@ class Scores(NamedTuple):
 def values_at(
     values: Shaped[Tensor, "rows new columns"], rows: list[int], columns: list[int]
 ) -> Shaped[Tensor, "lines columns"]:
-    """The values in these columns of these rows; a view where that is all of them."""
+    """The values in these columns of these rows, which come in their order: a view where that is all of them."""
     if len(rows) == values.shape[0] * values.shape[1]:
         return values.flatten(0, 1)
     return take(values, rows, columns)
