@@ -146,7 +146,7 @@ class Auto(Growing):
         self.has_drafted: bool | None = None  # in the last step
         self.steps_with_tree = Counter[tuple[int, int, StaticTree]]()  # by restarts of the profile, rows
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
-        self.phase, self.steps_left = Phase.TIMING, 0
+        self.phase, self.steps_left = Phase.TIMING, 0  # of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
         self.longest_right = 0  # drafts of a row that were right one after another
         self.prompt_reads = NO_PROMPTS
