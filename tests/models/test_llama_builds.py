@@ -195,9 +195,13 @@ def test_a_process_that_dies_or_says_nothing_is_a_verdict():
         return read_verdict(subprocess.CompletedProcess([], code, out, error)).fault
 
     assert ended(-4) == "it ends the process (SIGILL)"
+    last_line = "library: CUDA error: out of memory\nggml-cuda.cu:101: CUDA error\n"
+    assert ended(-6, error=last_line) == "it ends the process (SIGABRT: CUDA error: out of memory)"
     assert ended(1, error="Traceback\n  x\nAdviceError: no such file\n") == "AdviceError: no such file"
     assert ended(0) == "it says nothing"
-    lasting = {code: is_of_library(code) for code in (0, -signal.SIGILL, 1, -signal.SIGKILL, -signal.SIGINT)}
+    lasting = {
+        code: is_of_library(code) for code in (0, -signal.SIGILL, 1, -signal.SIGABRT, -signal.SIGKILL, -signal.SIGINT)
+    }
     assert [code for code, lasts in lasting.items() if lasts] == [0, -signal.SIGILL]
     assert ended(0, 'noise\n{"fault": null, "milliseconds": {"1": 2.0}}\n') is None
 

@@ -1,6 +1,7 @@
 """The libraries that read GGUF files: llama.cpp, and ik_llama.cpp, its fork for CPUs, which is faster on many."""
 
 import hashlib
+import logging
 import os
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ LOAD_ERROR = b"failed to load model"  # the error behind the one that says why
 UNUSED_ATTRIBUTE = 1 << 1  # the attribute of a token that only fills the vocabulary up
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30}  # of keys and values, by ggml's numbers
 NO_FLASH_ATTENTION = 0
+LIBRARY_LOG = logging.getLogger("multidraft.llama_cpp")
 
 
 class Cells:
@@ -50,8 +52,9 @@ class GGUFLibrary:
 
         @LOG_CALLBACK
         def log_line(level: int, line: bytes, _: object) -> None:
-            if level == ERROR and line.strip() and LOAD_ERROR not in line:
+            if level == ERROR and line.strip() and not line[:1].isspace() and LOAD_ERROR not in line:
                 self.last_line = " ".join(line.decode(errors="replace").split())
+                LIBRARY_LOG.debug("%s", self.last_line)
 
         self.log_line = log_line  # must live as long as the library may call it
         functions.llama_log_set(log_line, None)

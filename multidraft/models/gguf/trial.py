@@ -6,6 +6,7 @@ passes of the model itself.
 """
 
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -17,12 +18,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from multidraft.errors import AdviceError, MissingExtra
+from multidraft.errors import AdviceError
 from multidraft.models.gguf import IK_LLAMA_CPP, sample
 from multidraft.models.gguf.ik_llama import ik_llama
-from multidraft.models.gguf.library import GGUFLibrary, llama_cpp
+from multidraft.models.gguf.library import LIBRARY_LOG, GGUFLibrary, llama_cpp
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.gguf.verdicts import WIDTHS
+from multidraft.models.gguf.verdicts import SAID, WIDTHS
 from multidraft.models.reader import Reader
 
 TREE = (-1, 0, 0, 1, 1, 2, 2)  # parents: four ends of depth three
@@ -35,6 +36,8 @@ MAX_OVER_ERROR = 2.0  # two kernels that round activations may differ from each 
 
 def main() -> None:
     """Answer one question."""
+    LIBRARY_LOG.setLevel(logging.DEBUG)
+    logging.basicConfig(format=f"{SAID}%(message)s")
     question = json.loads(sys.stdin.readline())
     torch.set_num_threads(question["threads"])
     path, name = Path(question["path"]), question["library"]
@@ -43,10 +46,8 @@ def main() -> None:
         library = ik_llama() if name == IK_LLAMA_CPP else llama_cpp(Path(name))
         if (fault := fault_of_sample(path, library)) is None:
             milliseconds = milliseconds_of_passes(path, library)
-    except MissingExtra:
-        raise  # which says nothing of the library
     except AdviceError as error:
-        fault = str(error).partition(";")[0]  # the advice is another
+        sys.exit(str(error).partition(";")[0])  # the advice is another; it may pass
     print(json.dumps({"fault": fault, "milliseconds": milliseconds}), flush=True)
 
 

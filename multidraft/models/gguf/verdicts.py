@@ -20,8 +20,9 @@ from multidraft.machine import cpu, is_busy
 from multidraft.models.gguf import header
 
 WIDTHS = (1, 4, 8, 16)  # tokens of the passes that are measured
-TRIAL, TRIAL_SECONDS, TRIAL_VERSION = "multidraft.models.gguf.trial", 120, 2  # of what it asks and allows
-FAULTS = {signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # by which a library ends a process
+TRIAL, TRIAL_SECONDS, TRIAL_VERSION = "multidraft.models.gguf.trial", 120, 3  # of what it asks and allows
+FAULTS = {signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}  # of a build; it aborts for what may pass: memory, a driver
+SAID = "library: "  # before what it says
 NOTES = logging.getLogger("multidraft")
 
 
@@ -96,7 +97,9 @@ def new_verdict(path: Path, library: str, threads: int, place: Path) -> TrialRes
 def read_verdict(run: "subprocess.CompletedProcess[str]") -> TrialResult:
     """What a process that has ended says, or how it ended."""
     if run.returncode < 0:
-        return TrialResult(f"it ends the process ({signal.Signals(-run.returncode).name})", {})
+        said = [line.removeprefix(SAID) for line in run.stderr.splitlines() if line.startswith(SAID)]
+        why = ": ".join([signal.Signals(-run.returncode).name, *said[-1:]])
+        return TrialResult(f"it ends the process ({why})", {})
     lines = run.stdout.splitlines()
     if run.returncode or not lines:
         return TrialResult((run.stderr.strip().splitlines() or ["it says nothing"])[-1], {})
