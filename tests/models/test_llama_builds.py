@@ -19,7 +19,7 @@ from multidraft.models.gguf import IK_LLAMA_CPP, LLAMA_CPP, binding, sample
 from multidraft.models.gguf.binding import Parameters, context_members, model_members, structure
 from multidraft.models.gguf.library import build_digest, check_alone, mapped_files
 from multidraft.models.gguf.places import FOLDER_VARIABLE, llama_cpp_path
-from multidraft.models.gguf.trial import fault_of
+from multidraft.models.gguf.trial import error_of, fault_of
 from multidraft.models.gguf.verdicts import WIDTHS, is_of_library, kept_verdict, read_verdict, verdict_on
 from multidraft.models.reader import Scores
 
@@ -125,6 +125,9 @@ def test_a_second_build_with_files_of_the_same_names_is_refused(tmp_path):
                 check_alone(tmp_path / "libllama.so")
 
 
+F32 = 0  # ggml's number
+
+
 @dataclass
 class Twin(md.GGUF):
     """A model that reads rightly, but for one thing."""
@@ -188,6 +191,18 @@ def test_a_library_with_other_weights_is_found_out(wide_file, tmp_path):
     others = {name: corner._replace(rows=corner.rows[::-1]) for name, corner in matrices.items()}
     assert fault_of(Twin(tmp_path / "sample.gguf", ""), others).startswith("its logits are off by 1.")
     assert not sample.matrices(tiny_file("llama"))  # too small
+
+
+@pytest.mark.parametrize("size", [0.005, 0.05, 0.5])
+def test_what_is_attended_to_shows_in_a_samples_logits_and_rounding_does_not(size):
+    numbers = np.random.default_rng(0).normal(0, size, (len(sample.MATRICES), sample.WIDTH, sample.WIDTH))
+    rows = numbers.astype(np.float32).view(np.uint8)
+    matrices = {name: sample.Corner(F32, rows[index]) for index, name in enumerate(sample.MATRICES)}
+    text = np.random.default_rng(1).integers(0, sample.WIDTH, 50).tolist()
+    right, wrong = sample.logits(matrices, text), sample.logits(matrices, [*text[:-1], 7, text[-1]])[-1]
+    assert np.abs(wrong - right[-1]).max() / np.abs(right).max() > 0.1  # a sibling is seen
+    error = error_of(sample.logits(matrices, text, is_rounded=True), right)
+    assert 0.005 < error < 0.05
 
 
 def test_a_process_that_dies_or_says_nothing_is_a_verdict():
