@@ -18,7 +18,7 @@ from multidraft.models.reader import Cost
 MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
 MIN_NODE_SHARE = 0.01  # a node costs at least this share of a plain step, even if noise hides it
 TREE_SHARE = 0.75  # of the paths that a model tells apart, for trees; the others are rows' own and kept prefixes
-BISECTIONS = 24  # of a certainty
+BISECTIONS = 12  # of a certainty
 CERTAIN = acceptance_of_known([1.0], 1.0)  # of a look-up that is right
 COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
 
