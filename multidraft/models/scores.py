@@ -1,5 +1,6 @@
 """What a reader says of the tokens that may come next."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -60,8 +61,9 @@ class Scores(NamedTuple):
 def values_at(
     values: Shaped[Tensor, "rows new columns"], rows: list[int], columns: list[int]
 ) -> Shaped[Tensor, "lines columns"]:
-    """The values in these columns of these rows, which come in their order: a view where that is all of them."""
-    if len(rows) == values.shape[0] * values.shape[1]:
+    """The values in these columns of these rows: a view where that is all of them, in their order."""
+    places = list(zip(rows, columns, strict=True))
+    if len(places) == values.shape[0] * values.shape[1] and all(place < next_ for place, next_ in pairwise(places)):
         return values.flatten(0, 1)
     return take(values, rows, columns)
 
