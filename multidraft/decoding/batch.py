@@ -123,6 +123,7 @@ class Batch:
         if not (group := self.next_group(budget)):
             return False
         kept, reused = self.reusable(group[0])
+        self.prefixes.set_aside(kept)
         unlimited = self.max_tokens == math.inf  # then all rows are as wide as the longest that is known
         planned = [*group, *self.waiting] if unlimited else group
         self.width = max(self.width, *(request.longest + self.slack for request in planned))

@@ -41,6 +41,14 @@ class PrefixCache:
         lengths = [common(row.tokens, prompt) for row in self.rows]
         return (self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else (None, 0)
 
+    def set_aside(self, used_row: KeptRow | None) -> None:
+        """Let no row but the one that is used make passes longer."""
+        for row in self.rows:
+            if row is not used_row:
+                row.target.set_aside()
+                if row.draft is not None:
+                    row.draft.set_aside()
+
     def use(self, used_row: KeptRow) -> None:
         """Note that a row is used."""
         self.rows = [row for row in self.rows if row is not used_row] + [used_row]

@@ -75,6 +75,10 @@ class DrafterGroup(Reader):
         for drafter in self.drafters:
             drafter.commit(paths)
 
+    def set_aside(self) -> None:
+        for drafter in self.drafters:
+            drafter.set_aside()
+
     def _gather(self, rows: list[int]) -> None:
         for drafter in self.drafters:
             drafter.gather(rows)

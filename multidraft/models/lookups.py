@@ -173,16 +173,18 @@ class Matches(SuffixAutomaton):
     replaced by another, or by a few.
     """
 
+    looks_back = 0  # tokens before a new one that have to be given again
+
     def __init__(self, longest: int, corpora: Sequence[Corpus] = ()):
         super().__init__()
         self.longest, self.corpora, self.now = longest, corpora, Situation(self.end)
         self.ahead: dict[tuple[int, ...], Situation] = {}  # by tokens that the text may go on with
         self.tallies: dict[tuple[str, int, int], tuple[int, int]] = {}  # hits and trials, by kind
 
-    def read(self, text: Sequence[int]) -> None:
-        """Go on to the end of a text of which the beginning has been read."""
+    def read(self, text: Sequence[int], start: int = 0) -> None:
+        """Go on to the end of a text, given from `start` on, of which the beginning has been read."""
         self.ahead.clear()
-        for token in text[len(self.text) :]:
+        for token in text[len(self.text) - start :]:
             for guess in self.guesses(self.now):
                 hits, trials = self.tallies.get(guess.kind, (0, 0))
                 self.tallies[guess.kind] = hits + (guess.token == token), trials + 1

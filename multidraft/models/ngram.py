@@ -34,11 +34,16 @@ class History:
         self.followers: dict[TokenPrefix, dict[int, int]] = {}  # how often by token, the latest one last
         self.counted: dict[TokenPrefix, tuple[int, int, dict[int, int]]] = {}
 
-    def read(self, text: Sequence[int]) -> None:
-        """Go on to the end of a text of which the beginning has been read."""
-        for place in range(self.num_read, len(text)):
+    def read(self, text: Sequence[int], start: int = 0) -> None:
+        """Go on to the end of a text, given from `start` on, of which the beginning has been read."""
+        for place in range(self.num_read - start, len(text)):
             self.note(tuple(text[max(place - self.longest, 0) : place]), text[place])
-            self.num_read = place + 1
+            self.num_read = start + place + 1
+
+    @property
+    def looks_back(self) -> int:
+        """How many tokens before a new one have to be given again."""
+        return self.longest
 
     def note(self, before: TokenPrefix, token: int) -> None:
         """Read a token behind the last ones before it."""
@@ -76,19 +81,20 @@ class CountingReader(PrefixModel):
     def fingerprint(self) -> dict[str, Any]:
         return {"digest": digest(str([self.vocabulary, self.longest]))}
 
-    def read(self, row: int, unread: Sequence[int] = ()) -> Any:
-        """The history of a row's kept tokens, and of those that it will keep next."""
-        state = self.rows[row]
+    def read(self, row: int, unread: list[int] | None = None) -> Any:
+        """The history of a row's kept tokens, and of the target's tokens that it will keep next."""
+        state, unread = self.rows[row], unread or []
         if state.memory is None:
             state.memory = self.new_history()
-        if state.memory.num_read < len(state.kept) + len(unread):
-            state.memory.read([*state.kept, *unread])
-        return state.memory
+        history, kept = state.memory, len(state.kept)
+        if history.num_read < kept + len(unread):
+            start = max(history.num_read - history.looks_back, 0)
+            history.read([*state.kept[start:], *self.encode(unread[max(start - kept, 0) :])], start)
+        return history
 
     def certainty(self, row: int, unread: list[int]) -> float | None:
-        unread = self.encode(unread)
         self.read(row, unread)
-        return max(self.next_token(row, (*self.last_kept(self.rows[row]), *unread)).values())
+        return max(self.next_token(row, (*self.last_kept(self.rows[row]), *self.encode(unread))).values())
 
     def _commit(self, paths: Lists) -> None:
         for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece
@@ -216,6 +222,10 @@ class Lookup(CountingReader):
     def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:
         for row, corpus in zip(self.rows, corpora, strict=True):
             row.memory = self.new_history(corpus)
+
+    def certainty(self, row: int, unread: list[int]) -> float | None:
+        guess = self.read(row, unread).next_token(())
+        return guess[1] if guess else GUESS_WEIGHT
 
     def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]
         matches = self.read(row)

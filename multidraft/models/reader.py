@@ -124,6 +124,9 @@ class Reader(ABC):
     def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:  # noqa: B027
         """Let new rows that look up drafts copy from a corpus each too, but not their forks: the owner may differ."""
 
+    def set_aside(self) -> None:  # noqa: B027
+        """Hold the rows where passes over others' take no longer for them; they are only forked from now on."""
+
     def certainty(self, row: int, unread: list[int]) -> float | None:
         """How likely the first draft is right behind the kept tokens of a row and these, which it will read later.
 

@@ -21,12 +21,19 @@ from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, chain, d
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
 
+import multidraft as md
+from multidraft.decoding.batch import Batch
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.request import Request, Update
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.errors import AdviceError
 from multidraft.models.gguf import IK_LLAMA_CPP
 from multidraft.models.gguf.choice import library_for
 from multidraft.models.gguf.memory import Sequences
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.reader import Row
+from multidraft.sampling.settings import Sampling
 
 TABLE = 10 * TOLERANCE  # llama.cpp looks GELU up in a table of f16, which is all that Hugging Face says otherwise
 WRONG = 100 * TOLERANCE
@@ -127,6 +134,43 @@ def test_a_memory_that_is_too_small_grows_and_forgets_nothing():
         others[-1].forward([list(range(60))], [chain(60)], "none")
     assert run.model.memory.cells > 256
     assert run.model.memory.sequences > 16
+
+
+def test_rows_that_are_set_aside_take_part_in_no_pass_and_go_on_as_they_were():
+    run = session("llama")
+    memory, rows, text = run.model.memory, len(PROMPTS), drawn(60, run.generator)
+    kept = run.model.new(1)
+    kept.forward([text], [chain(60)], "none")
+    kept.commit([list(range(60))])
+    expected = kept.fork(0, 40, 48).forward([[1, 2]], [[-1, 0]]).logits
+    for _ in range(2):  # as often as somebody likes
+        kept.set_aside()
+    memory.tidy()
+    assert len(memory.free) == memory.sequences - rows  # of those whose tokens are in cells
+    assert run.step() < ALLOWED
+    forks = [kept.fork(0, length, 300) for length in (40, 60, 40)]  # which the memory has to grow for
+    for fork in forks[::2]:
+        assert error(fork.forward([[1, 2]], [[-1, 0]]).logits, expected) < ALLOWED
+    assert error(forks[1].forward([[1, 2]], [[-1, 0]]).logits, expected) > WRONG  # it has 20 tokens more
+    assert run.step() < ALLOWED
+
+
+def test_a_batch_sets_rows_aside_that_a_new_prompt_does_not_go_on_from():
+    model, first, second = reader(tiny_file("llama"), 1), list(range(1, 30)), list(range(30, 59))
+    plain = StaticTree(NO_DRAFTS)
+    batch = Batch(model, None, DecodeConfig(md.scheme("anchored:lorenz")), plain, max_num_seqs=2, max_tokens=300)
+    cached, answers = list[int](), list[list[int]]()
+    for prompt in (first, second, first):
+        batch.add([Request(prompt, 6, Sampling(0))])
+        updates = list[Update]()
+        while batch.requests:
+            updates += [update for _, update in batch.step()]
+        cached.append(sum(update.cached_tokens or 0 for update in updates))
+        answers.append([token for update in updates if update.step for token in update.step.emitted.tokens])
+    model.memory.tidy()
+    assert model.memory.sequences - len(model.memory.free) == 1  # of the last row; those before are elsewhere
+    assert cached == [0, 0, 28]
+    assert answers[0] == answers[2] != answers[1]
 
 
 def test_sequences_come_back_when_rows_are_gone():

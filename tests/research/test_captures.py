@@ -250,6 +250,22 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_capture_of_gguf_files_has_what_the_same_models_say_elsewhere(tmp_path):
+    from ggufs import pair_files  # which skips where no library reads them
+
+    target, draft = pair_files()
+    words = ("capture", "--limit", 1, "--score", "--max-new-tokens", 8, "--out")
+    for name, models in ("files", ("--target", target, "--draft", draft)), ("folders", ()):
+        assert command(*words, tmp_path / name, *models).exit_code == 0
+    by_library, theirs = (Capture.open(tmp_path / name).shard(0) for name in ("files", "folders"))
+    assert by_library.tokens.tolist() == theirs.tokens.tolist()
+    for model in ("target", "draft"):
+        laws = [getattr(shard.recording, model).softmax(-1) for shard in (by_library, theirs)]
+        assert (laws[0] - laws[1]).abs().max() < 0.01  # keys and values are kept in 16 bits
+    found = command("study", "lookups", "--capture", tmp_path / "files", "--out", tmp_path / "study")
+    assert found.exit_code == 0, found.output
+
+
 @pytest.mark.parametrize("manner", [Manner(new_tokens=30), Manner(new_tokens=30, score=True)])
 def test_a_capture_ends_at_the_smaller_context_of_both_models(manner):
     """A draft model of 20 positions has nothing to say behind them; it failed with an index out of range."""

@@ -54,6 +54,9 @@ COMMON_FUNCTIONS: Signatures = {  # of llama.cpp and of its fork
     "llama_state_get_size": (SIZE, [POINTER]),
     "llama_state_get_data": (SIZE, [POINTER, POINTER, SIZE]),
     "llama_state_set_data": (SIZE, [POINTER, POINTER, SIZE]),
+    "llama_state_seq_get_size": (SIZE, [POINTER, INT, INT]),  # the last argument, flags, is the fork's alone
+    "llama_state_seq_get_data": (SIZE, [POINTER, POINTER, SIZE, INT, INT]),
+    "llama_state_seq_set_data": (SIZE, [POINTER, POINTER, SIZE, INT, INT]),
     "llama_memory_seq_rm": (BOOL, [POINTER, INT, INT, INT]),
     "llama_memory_seq_cp": (None, [POINTER, INT, INT, INT, INT]),
     "llama_model_free": (None, [POINTER]),

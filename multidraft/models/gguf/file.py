@@ -30,6 +30,7 @@ class LoadedModel:
 
     def __init__(self, path: Path, library: GGUFLibrary, gpu_layers: int | None):
         self.library, self.path = library, path
+        self.is_on_gpu = gpu_layers != 0 and bool(library.llama_supports_gpu_offload())
         target_ids = header.whole_numbers(path, TARGET_IDS)
         check_room(header.parts(path))
         self.pointer = library.llama_model_load_from_file(os.fsencode(path), library.model_settings(gpu_layers))

@@ -18,7 +18,7 @@ from weakref import finalize
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
@@ -30,6 +30,7 @@ BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of th
 GROWTH_DIVISOR = 4  # a memory that is too small grows by a fourth at least
 MIN_SIZE = 16  # sequences of a memory, and tokens of a batch, to begin with
 CELL_ALIGNMENT = 256  # llama.cpp rounds the number of cells up to a multiple
+NO_FLAGS = 0  # of what is done with a sequence's state
 NO_FREE_CELLS = 1  # what llama_decode returns then
 NONE = -1  # where a slot holds no token
 
@@ -153,6 +154,24 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
+    def take_out(self, sequence: int) -> UInt8[np.ndarray, " bytes"]:
+        """Take back a sequence, and return what it has held: each pass computes with all cells, whoever sees them."""
+        size = self.library.llama_state_seq_get_size(self.context, sequence, NO_FLAGS)
+        state = np.empty(size, np.uint8)
+        written = self.library.llama_state_seq_get_data(self.context, state.ctypes.data, size, sequence, NO_FLAGS)
+        self.drop(sequence)
+        return state[:written]
+
+    def put_back(self, sequence: int, state: UInt8[np.ndarray, " bytes"], count: int) -> None:
+        """Let a sequence hold so many tokens that were taken out."""
+        while not self.in_context.make_room(count):
+            self.grow(count)
+        data = state.ctypes.data, len(state), sequence, NO_FLAGS
+        if self.library.llama_state_seq_set_data(self.context, *data) != len(state):  # too few cells in a row are free
+            self.grow(count)
+            if self.library.llama_state_seq_set_data(self.context, *data) != len(state):
+                raise RuntimeError(f"{self.library.name} has lost the memory of a row: {self.library.last_error()}")
+
     def read(self, tokens: Sequence[PlacedToken], is_scored: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.reserve(len(tokens))
@@ -226,7 +245,13 @@ class Sequences:
         self.numbers: list[int] = []
         finalize(self, memory.returned.append, self.numbers)
         self.numbers.append(memory.borrow())
+        self.aside: UInt8[np.ndarray, " bytes"] | None = None  # what they have held, where it was taken out
         self.drop_pending()
+
+    def set_aside(self) -> None:
+        """Hold the kept tokens outside of what passes compute with, until they are forked."""
+        if self.aside is None and self.length:
+            self.aside = self.memory.take_out(self.numbers.pop())
 
     def drop_pending(self) -> None:
         """Nothing is pending."""
@@ -242,7 +267,11 @@ class Sequences:
     def fork(self, length: int) -> "Sequences":
         """Those of another row, which shares the first kept tokens of this one."""
         fork = Sequences(self.memory, min(length, self.length))
-        self.memory.copy(self.numbers[0], fork.numbers[0], fork.length)
+        if self.aside is None:
+            self.memory.copy(self.numbers[0], fork.numbers[0], fork.length)
+        else:
+            self.memory.put_back(fork.numbers[0], self.aside, self.length)
+            self.memory.cut(fork.numbers[0], fork.length)
         return fork
 
     def grow(self, row: Row, tokens: list[int], context: int) -> list[PlacedToken | None]:

@@ -143,6 +143,13 @@ class GGUF(Reader):
                 row.memory.commit(path)
         return states
 
+    def set_aside(self) -> None:
+        if self.weights.is_on_gpu:  # which computes with all cells in little time, and copies them in more
+            return
+        with self.memory.lock:
+            for row in self.rows:
+                row.memory.set_aside()
+
     def _copy(self, row: Row) -> Sequences:
         if row.parents:
             raise AdviceError("a row is copied while tokens are pending; commit some, or none, before")

@@ -10,13 +10,11 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
-from multidraft.models.door import context_of
-from multidraft.models.huggingface.compat import home, vocabulary_of
+from multidraft.models.door import Model, as_reader, context_of
 from multidraft_research.captures.folder import ShardEntry
 from multidraft_research.captures.recording import Recording, resize
 from multidraft_research.captures.shard import Shard, losses
@@ -37,17 +35,13 @@ class Manner:
     top_k: int | None = None
 
 
-def capture(
-    target: PreTrainedModel, draft: PreTrainedModel, prompts: Iterable[list[int]], manner: Manner
-) -> Iterable[Recording]:
+def capture(target: Model, draft: Model, prompts: Iterable[list[int]], manner: Manner) -> Iterable[Recording]:
     """For each prompt, the logits of both models at every token that follows it."""
     for index, prompt in enumerate(prompts):
         yield capture_prompt(target, draft, prompt, index, manner).recording
 
 
-def capture_prompt(
-    target: PreTrainedModel, draft: PreTrainedModel, prompt: list[int], index: int, manner: Manner
-) -> Shard:
+def capture_prompt(target: Model, draft: Model, prompt: list[int], index: int, manner: Manner) -> Shard:
     """The same for one prompt, whose random numbers depend on its place alone."""
     context = min((size for size in map(context_of, (target, draft)) if size is not None), default=math.inf)
     room = min(manner.new_tokens, context - (1 if manner.score else len(prompt)))  # both read all of it
@@ -64,18 +58,27 @@ def capture_prompt(
     return Shard(torch.tensor(read), torch.tensor(following), recording)
 
 
-def logits_at(model: PreTrainedModel, prompt: list[int], following: list[int]) -> Float[Tensor, "positions vocabulary"]:
-    """Logits that predict each of the `following` tokens, from one forward pass over the text.
+def logits_at(model: Model, prompt: list[int], following: list[int]) -> Float[Tensor, "positions vocabulary"]:
+    """Logits that predict each of the `following` tokens.
 
     What a draft model with a reduced vocabulary does not have is never drafted: its logit is minus infinity.
     """
-    known = vocabulary_of(model)
-    ids = torch.tensor([known.encode(prompt + following[:-1])], device=home(model))
+    (*before, last), reader = prompt, as_reader(model).new(len(prompt) + len(following))
+    asked = [last, *following[:-1]]
     with torch.inference_mode():
-        logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :].cpu()
-    if known.ids is None:
+        if before:
+            reader.forward([before], [chain(len(before))], "none")
+            reader.commit([list(range(len(before)))])
+        scores = reader.forward([asked], [chain(len(asked))])
+        logits = scores.drafted_logits[0].cpu()
+    if scores.ids is None:
         return logits
-    return logits.new_full((len(logits), known.size), -torch.inf).index_copy(1, known.ids, logits[:, : known.columns])
+    return logits.new_full((len(logits), reader.vocabulary), -torch.inf).index_copy(1, scores.ids.cpu(), logits)
+
+
+def chain(length: int) -> list[int]:
+    """The parents of tokens that follow each other."""
+    return list(range(-1, length - 1))
 
 
 def write(shard: Shard, folder: Path, index: int, name: str, task: str, top_k: int | None) -> dict[str, object]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Record
 from multidraft.zoo import Pair
@@ -46,7 +48,8 @@ class Capturing:
 
 def check_room(pair: Pair, prompts: int, manner: Manner, vocabulary: int, folder: Path) -> int:
     """The bytes that a capture takes at most; raises where the disk has no room for them."""
-    bytes_of_pair = pair.target.dtype.itemsize + pair.draft.dtype.itemsize
+    dtypes = (getattr(model, "dtype", torch.float32) for model in pair[:2])  # libraries of GGUF files say float32
+    bytes_of_pair = sum(dtype.itemsize for dtype in dtypes)
     needed = largest(prompts, manner, vocabulary, bytes_of_pair)
     if needed > (free := shutil.disk_usage(folder).free):
         raise AdviceError(

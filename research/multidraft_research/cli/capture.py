@@ -17,7 +17,7 @@ from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import versions
 from multidraft_research.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
-from multidraft_research.cli.pretrained import DraftOption, TargetOption, load_pretrained
+from multidraft_research.cli.pretrained import DraftOption, TargetOption, load_pair
 
 if TYPE_CHECKING:
     from multidraft.zoo import Pair
@@ -42,7 +42,7 @@ class Source:
     @cached_property
     def load(self) -> "Load":
         """What loads the models, in this process or in another; one object, so that a process loads them once."""
-        return partial(load_pretrained, self.target, self.draft)
+        return partial(load_pair, self.target, self.draft)
 
     @property
     def names(self) -> dict[str, str]:
@@ -103,6 +103,7 @@ def make_capture(
 ) -> "Capture":
     """The capture in a folder, made or gone on with, in this process unless there is an executor."""
     from multidraft.io.journal import Journal
+    from multidraft.models.door import vocabulary_size
     from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear, is_whole
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
     from multidraft_research.cli.executors import run, serial
@@ -111,8 +112,8 @@ def make_capture(
     pair, chosen = source.read()
     passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
     check_scored(passages, manner)
-    vocabulary = pair.target.config.get_text_config().vocab_size
-    settings: dict[str, object] = {"capture": FORMAT} | source.names | {"vocabulary": vocabulary}
+    vocabulary = vocabulary_size(pair.target)
+    settings: dict[str, object] = {"capture": FORMAT, **source.names, "vocabulary": vocabulary}
     settings |= {"prompts": len(passages), "prompts_digest": digest(chosen)} | asdict(manner) | versions()
     journal = Journal(folder / MANIFEST, settings, wait)
     pairs = zip(journal.records, passages, strict=False)
