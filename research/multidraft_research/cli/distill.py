@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli import terminal
 from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, go_offline_without_hub, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
 from multidraft.machine import commit, hardware, versions
-from multidraft_research.cli.pretrained import DraftOption, check_pretrained_names
+from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def distill(
     capture: Annotated[Path, Option(help="A folder of `multidraft capture` of the target and this draft.")],
     out: Annotated[Path, Option(help="Folder for checkpoints, the draft and report.json.")],
-    draft: DraftOption = None,
+    draft: Annotated[
+        str | None,
+        Option(help="The draft: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
+    ] = None,
     steps: Annotated[int, Option(min=1)] = 200,
     batch: Annotated[int, Option(min=1, max=65_536, help="Prompts a step.")] = 4,
     learning_rate: Annotated[float, Option(min=0, max=1)] = 1e-4,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multidraft_research.studies.running.results import Results
     from multidraft_research.studies.running.study import Study
 
-DRAFT = "Draft model: a folder or a hub name; several are compared, in the order given. Default: embedded."
+DRAFT = "Draft model: a folder, hub name or GGUF file; several are compared, in the order given. Default: embedded."
 RUN = "Folder of the run, runs/NAME by default; the same command goes on where it was stopped."
 SCHEME = "A scheme to compare beside those of the study, as in mine:rule or module:rule,law=iid; may be repeated."
 CAPTURE = "A folder of `multidraft capture`. Default: capture now, into the folder of the run."

@@ -12,11 +12,11 @@ from multidraft.zoo import Pair
 
 TargetOption = Annotated[
     str | None,
-    Option(help="Target model: a folder or a hub name. Default: embedded.", autocompletion=completion.targets),
+    Option(help="Target model: a folder, hub name or GGUF file. Default: embedded.", autocompletion=completion.targets),
 ]
 DraftOption = Annotated[
     str | None,
-    Option(help="Draft model: a folder or a hub name. Default: embedded.", autocompletion=completion.drafts),
+    Option(help="Draft model: a folder, hub name or GGUF file. Default: embedded.", autocompletion=completion.drafts),
 ]
 
 
