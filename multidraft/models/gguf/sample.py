@@ -97,7 +97,7 @@ def logits(
     weights = weights_of(matrices)
     states = weights["token_embd"][list(tokens)]
     for layer, norm in enumerate(attention_norms(weights)):
-        states = states_after(weights, layer, norm, states, rounded if is_rounded else np.asarray)
+        states = states_after(weights, layer, norm, states, in_eight_bits if is_rounded else np.asarray)
     return normalisation(states) @ weights["output"].T
 
 
@@ -133,7 +133,7 @@ def states_after(
     return states + taken(gates / (1 + np.exp(-gates)) * (inputs @ up)) @ down
 
 
-def rounded(states: Float[np.ndarray, "tokens width"]) -> Float[np.ndarray, "tokens width"]:
+def in_eight_bits(states: Float[np.ndarray, "tokens width"]) -> Float[np.ndarray, "tokens width"]:
     """States in eight bits, each block of some by its largest."""
     blocks = states.reshape(len(states), -1, ROUNDED_TOGETHER)
     step = np.maximum(np.abs(blocks).max(-1, keepdims=True) / np.iinfo(np.int8).max, SMALLEST)
