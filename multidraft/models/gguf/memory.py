@@ -154,9 +154,15 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def take_out(self, sequence: int) -> UInt8[np.ndarray, " bytes"]:
-        """Take back a sequence, and return what it has held: each pass computes with all cells, whoever sees them."""
+    def take_out(self, sequence: int, count: int) -> UInt8[np.ndarray, " bytes"] | None:
+        """Take back a sequence of so many tokens, and return what it has held, for each pass computes with all cells.
+
+        None where that is not all, and it stays: of layers with a window llama.cpp copies the last tokens alone, behind
+        which a shorter text could not be gone on with.
+        """
         size = self.library.llama_state_seq_get_size(self.context, sequence, NO_FLAGS)
+        if not 0 < count * self.weights.numbers_of_token * BYTES[self.kind] <= size:
+            return None
         state = np.empty(size, np.uint8)
         written = self.library.llama_state_seq_get_data(self.context, state.ctypes.data, size, sequence, NO_FLAGS)
         self.drop(sequence)
@@ -251,7 +257,9 @@ class Sequences:
     def set_aside(self) -> None:
         """Hold the kept tokens outside of what passes compute with, until they are forked."""
         if self.aside is None and self.length:
-            self.aside = self.memory.take_out(self.numbers.pop())
+            self.aside = self.memory.take_out(self.numbers[0], self.length)
+            if self.aside is not None:
+                self.numbers.clear()
 
     def drop_pending(self) -> None:
         """Nothing is pending."""
