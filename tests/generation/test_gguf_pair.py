@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import ends_with_advice, printed, run
 from ggufs import CACHE_TYPE, pair_files, tiny_file, to_gguf
+from multidraft_research.cli.pretrained import load_pretrained
 from serving import served, service
 
 import multidraft as md
@@ -220,6 +221,7 @@ def test_settings_and_misuse_get_advice(tmp_path):
         md.GGUF(tiny_file("llama"), gpu_layers=-1)
     with pytest.raises(AdviceError, match="has no tokenizer"):
         LlamaTokenizer(md.GGUF(tiny_file("llama")).weights)
-    for call in (["acceptance"], ["generate", "--prompt", "a", "--draft", "layers:2"]):
-        default_options = [] if "--draft" in call else ["--draft", pair_files()[1]]
-        ends_with_advice(run(*call, "--target", pair_files()[0], *default_options), "; ")
+    target, draft = pair_files()
+    ends_with_advice(run("generate", "--prompt", "a", "--draft", "layers:2", "--target", target), "; ")
+    with pytest.raises(AdviceError, match="no folder; this command needs the weights of Hugging Face models"):
+        load_pretrained(str(target), str(draft))
