@@ -1,9 +1,12 @@
 """The caches of rows that have left, which are reused for prompts with the same prefix."""
 
+import logging
 from dataclasses import dataclass
 from math import inf
 
 from multidraft.models.reader import Reader
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,14 @@ class PrefixCache:
         return (self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else (None, 0)
 
     def set_aside(self, used_row: KeptRow | None) -> None:
-        """Let no row but the one that is used make passes longer."""
-        for row in self.rows:
-            if row is not used_row:
-                row.target.set_aside()
-                if row.draft is not None:
-                    row.draft.set_aside()
+        """Let no row but the one that is used make passes longer; a row for which that fails is forgotten."""
+        for row in [row for row in self.rows if row is not used_row]:
+            try:
+                for reader in filter(None, (row.target, row.draft)):
+                    reader.set_aside()
+            except Exception as error:  # where memory ends, say
+                LOG.warning("the cache of a row that has ended is not kept", exc_info=error)
+                self.rows = [other for other in self.rows if other is not row]
 
     def use(self, used_row: KeptRow) -> None:
         """Note that a row is used."""

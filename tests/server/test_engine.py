@@ -249,6 +249,25 @@ def test_a_row_that_cannot_be_kept_harms_nobody(engine):
     assert rows[0].tokens == rows[1].tokens
 
 
+class Immovable(TableModel):
+    """A model whose rows cannot be set aside."""
+
+    def new(self, capacity: int) -> "Immovable":
+        return Immovable(self.conditional, self.vocabulary)
+
+    def set_aside(self) -> None:
+        raise MemoryError
+
+
+def test_a_row_that_cannot_be_set_aside_is_forgotten(engine):
+    others, (target, draft) = [Heard([4, *PROMPT], 4, 1), Heard([3, *PROMPT], 4, 1)], tables()
+    rows = engine(lambda: (Immovable(target.conditional, target.vocabulary), draft), *others).batch.prefixes.rows
+    assert [row.tokens[0] for row in rows] in ([3], [4])  # of that which left last
+    plain = [Heard([4, *PROMPT], 4, 1), Heard([3, *PROMPT], 4, 1)]
+    engine(lambda: (target, draft), *plain)
+    assert [row.tokens for row in others] == [row.tokens for row in plain]
+
+
 def test_the_least_recently_used_leaves_first():
     texts = [1, 2, 3], [2, 2, 2], [3, 1], [1, 2, 3, 4]
     first, second, third, longer = (KeptRow(text, tables()[0], None, 0) for text in texts)
