@@ -11,6 +11,7 @@ from jaxtyping import Float
 from safetensors.torch import save
 from torch import Tensor
 
+from multidraft.decoding.prefill import read
 from multidraft.errors import AdviceError
 from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
@@ -47,15 +48,15 @@ def capture_prompt(target: Model, draft: Model, prompt: list[int], index: int, m
     room = min(manner.new_tokens, context - (1 if manner.score else len(prompt)))  # both read all of it
     if room < 1:
         raise AdviceError(f"prompt {index} has {len(prompt)} tokens, and the smaller context is {context}; shorten it")
-    read, following = prompt[:1], prompt[1 : 1 + int(room)]
+    prefix, following = prompt[:1], prompt[1 : 1 + int(room)]
     if not manner.score:
         generator = torch.Generator().manual_seed(manner.seed + index)
         settings = dict(max_new_tokens=int(room), temperature=manner.temperature, measure=False)
         tokens, _ = generate(target, None, [prompt], generator=generator, **settings)
-        read, following = prompt, tokens[0].tolist()
-    ours, theirs = (logits_at(model, read, following) for model in (target, draft))
+        prefix, following = prompt, tokens[0].tolist()
+    ours, theirs = (logits_at(model, prefix, following) for model in (target, draft))
     recording = Recording(ours, resize(theirs, ours.shape[-1]))
-    return Shard(torch.tensor(read), torch.tensor(following), recording)
+    return Shard(torch.tensor(prefix), torch.tensor(following), recording)
 
 
 def logits_at(model: Model, prompt: list[int], following: list[int]) -> Float[Tensor, "positions vocabulary"]:
@@ -67,18 +68,12 @@ def logits_at(model: Model, prompt: list[int], following: list[int]) -> Float[Te
     asked = [last, *following[:-1]]
     with torch.inference_mode():
         if before:
-            reader.forward([before], [chain(len(before))], "none")
-            reader.commit([list(range(len(before)))])
-        scores = reader.forward([asked], [chain(len(asked))])
+            read(reader, [before], "none")
+        scores = reader.forward([asked], [list(range(-1, len(asked) - 1))])
         logits = scores.drafted_logits[0].cpu()
     if scores.ids is None:
         return logits
     return logits.new_full((len(logits), reader.vocabulary), -torch.inf).index_copy(1, scores.ids.cpu(), logits)
-
-
-def chain(length: int) -> list[int]:
-    """The parents of tokens that follow each other."""
-    return list(range(-1, length - 1))
 
 
 def write(shard: Shard, folder: Path, index: int, name: str, task: str, top_k: int | None) -> dict[str, object]:
