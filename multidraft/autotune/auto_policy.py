@@ -314,7 +314,9 @@ class Auto(Growing):
         if self.timed_tree is None:
             return super().plan(trees, depth)
         plan = self.timed_tree.plan(trees, depth)
-        return plan._replace(lookup_only=True, min_certainty=CERTAINTY_TO_TIME) if self.kind == "lookup" else plan
+        if self.kind != "lookup":
+            return plan
+        return plan._replace(lookup_only=True, min_certainty=lambda drafting_rows: CERTAINTY_TO_TIME)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts by node, by the tree in use."""

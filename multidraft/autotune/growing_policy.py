@@ -8,6 +8,7 @@ drawn at that node, so the output is exact (docs/theory.md).
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from multidraft.autotune.estimates import DEFAULT, Costs, TreeRates, acceptance_of_known
@@ -36,7 +37,7 @@ class Growing(TreePolicy):
         self.tree_prices = [0.0] * (nodes + MAX_NODE_DRAFTS + depth + 2)  # of so many nodes without that
         self.least_price = 0.0  # that a node adds
         self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
-        self.min_certainty = 0.0  # of a root's first draft, where only look-ups are asked
+        self.certainties = dict[float, float]()  # that pay, of a root's first look-up, by rows for each that drafts
         self.can_look_up = kind != "pass"  # whether certain look-ups would pay
         self.rests = False  # nobody is asked, neither a model nor for look-ups
         self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
@@ -74,7 +75,7 @@ class Growing(TreePolicy):
         gain = sum(share * gain for share, gain in zip(rates.frequency.tolist(), gains, strict=True))
         if self.kind != "pass":
             self.can_look_up = self.best_count(0, 1.0, CERTAIN, True)[1] > self.first_price
-            self.min_certainty = self.certainty_that_pays()
+            self.certainties.clear()
         model_price = self.level_price * (1 + reads.passes) + self.read_price * (1 + reads.tokens)
         self.model_pays = gain > model_price + model_margin * rate * costs.plain
         first_read_price = self.first_price + self.level_price + self.read_price
@@ -113,20 +114,32 @@ class Growing(TreePolicy):
             return Plan([[]] * rows)
         drafting_rows = self.drafting_rows(rows)
         roots = [[0] if row < drafting_rows else [] for row in range(rows)]
-        return Plan(roots, self.kind != "pass" and not self.asks_model, self.min_certainty)
+        return Plan(roots, self.kind != "pass" and not self.asks_model, partial(self.min_certainty, rows))
+
+    def min_certainty(self, rows: int, drafting_rows: int) -> float:
+        """The least certainty of a root's first look-up with which a tree pays, where so many of the rows draft."""
+        padding = rows / drafting_rows
+        if padding not in self.certainties:
+            self.certainties[padding] = self.certainty_that_pays(padding)
+        return self.certainties[padding]
 
     def share_paths(self, rows: int) -> None:
         """Limit trees by the paths that there are for so many rows: each drafted node takes one at worst."""
         nodes, shared_paths = self.limits.max_nodes, self.limits.shared_paths
         self.row_nodes = min(nodes, 1 + max(shared_paths // rows, 1)) if shared_paths else nodes
 
-    def certainty_that_pays(self) -> float:
-        """The least certainty of a look-up with which a tree is worth its price; infinite if there is none."""
+    def certainty_that_pays(self, padding: float) -> float:
+        """The least certainty of a look-up with which a tree is worth its price; infinite if there is none.
+
+        For each row that drafts, so many are padded to its tree.
+        """
         low, high = 0.0, 2.0  # which nothing reaches
+        before, self.rows_per_drafting_row = self.rows_per_drafting_row, padding
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             gain = self.best_count(0, 1.0, acceptance_of_known([min(middle, 1.0)], self.rates.trust), True)[1]
-            low, high = (low, middle) if gain > self.first_price else (middle, high)
+            low, high = (low, middle) if gain > padding * self.first_price else (middle, high)
+        self.rows_per_drafting_row = before
         return high if high < 2.0 else math.inf
 
     def drafting_rows(self, rows: int) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.metrics import Info, measured_acceptance
 from multidraft.decoding.policy import PolicyLimits, PromptReads, TreePolicy
-from multidraft.decoding.prefill import DraftReading, TargetReading, similar
+from multidraft.decoding.prefill import DraftReading, TargetReading, read, similar
 from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
 from multidraft.decoding.record import Clock, StepRecord
 from multidraft.decoding.request import Request, Stage, Step, Update
@@ -321,9 +321,12 @@ class Batch:
         tokens = request.text[: row.position]
         if self.max_tokens == math.inf or not 0 < len(tokens) <= room or not self.max_kept_rows:
             return
-        drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
         self.prefixes.shrink(room - len(tokens), self.max_kept_rows - 1)
         try:
+            if state.draft is not None and state.draft.cost != "pass":  # then reading costs nothing
+                read(state.draft, [row.unread if row is other else [] for other in state.rows], "none")
+                row.unread = []
+            drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
             target = state.target.fork(index, len(tokens), len(tokens))
             draft = state.draft.fork(index, drafted, drafted) if state.draft is not None and drafted else None
             self.prefixes.put(KeptRow(tokens, target, draft, drafted))

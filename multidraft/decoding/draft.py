@@ -6,7 +6,7 @@ beyond the draft model's context drafts nothing more, and is not read.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,14 +65,19 @@ def can_draft(state: State, row: RunningRow) -> bool:
     return state.draft is not None and (context is None or row.position < context)
 
 
-def promising_roots(state: State, places: RowNodes, min_certainty: float) -> RowNodes:
-    """The roots whose first draft is likely enough, by what a look-up knows of it before anything is read."""
-    assert state.draft is not None
-    promising = RowNodes()
-    for row, root in places:
-        certainty = state.draft.certainty(row, [*state.rows[row].unread, state.rows[row].root])
-        if certainty is None or certainty >= min_certainty:
-            promising.append((row, root))
+def promising_roots(state: State, places: RowNodes, min_certainty: Callable[[int], float]) -> RowNodes:
+    """The roots whose first drafts are likely enough, by what a look-up knows of them before anything is read.
+
+    The fewer rows draft, the likelier their drafts must be: all others are padded to them.
+    """
+    draft, rows = state.draft, state.rows
+    assert draft is not None
+    known = {(row, root): draft.certainty(row, [*rows[row].unread, rows[row].root]) for row, root in places}
+    promising, count = places, 0
+    while promising and count != len(promising):
+        count = len(promising)
+        least = min_certainty(count)
+        promising = [place for place in promising if (certainty := known[place]) is None or certainty >= least]
     return promising
 
 

@@ -6,7 +6,7 @@ node; then the output is exact with both walks (docs/theory.md).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,7 +66,8 @@ class Plan(NamedTuple):
 
     nodes: list[list[int]]  # to read, by row
     lookup_only: bool = False  # a drafter that looks up what it can asks no model for the rest
-    min_certainty: float = 0.0  # then a root is read only if a look-up's first draft is right with this probability
+    # then a root is read only if a look-up's first draft is right with this probability, where so many rows draft
+    min_certainty: Callable[[int], float] = lambda drafting_rows: 0.0
 
 
 class StepForecast(NamedTuple):

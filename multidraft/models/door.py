@@ -55,6 +55,7 @@ def as_reader(model: Model, compiled: bool = False) -> Reader:
         return model
     if not isinstance(model, HuggingFaceModel):
         raise AdviceError(f"{type(model).__name__} is no model; pass a loaded Hugging Face model, or a Reader")
+    compat.check_supported(model)
     if not compat.needs_paths(model) or nets_of(model):
         return CausalLM(model, compiled=compiled)
     if compiled:

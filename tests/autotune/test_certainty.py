@@ -10,7 +10,7 @@ from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup, NGram
-from multidraft.models.prefix_models import TableModel
+from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Cost, Reader
 
 SIZE = 9
@@ -63,7 +63,7 @@ class Decided(Auto):
         self.settled = settled
         super().__init__(Profile({}), 1.0, kind=kind)
 
-    def certainty_that_pays(self) -> float:
+    def certainty_that_pays(self, padding: float) -> float:
         return 0.0 if self.settled[0] else 2.0
 
 
@@ -78,15 +78,20 @@ def test_only_what_may_pay_is_read(pays: bool, model_pays: bool | None) -> None:
 
 
 class Counted(Lookup):
-    """A look-up that counts how often it reads."""
+    """A look-up that counts how often it reads, and its new readers with it."""
 
     reads = 0
 
     def new(self, capacity: int) -> "Counted":
-        return self
+        new = Counted(self.vocabulary, self.longest)
+        new.count = self.count
+        return new
+
+    def count(self) -> None:
+        self.reads += 1
 
     def _read(self, *inputs: Any) -> Any:
-        self.reads += 1
+        self.count()
         return super()._read(*inputs)
 
 
@@ -103,3 +108,28 @@ def test_rows_whose_look_ups_lag_are_read_when_they_pay() -> None:
     rows, info = md.generate(model, Lookup(size), [[0]], max_new_tokens=2 * period, tune_budget=0)
     assert rows[0].tolist() == [(place + 1) % period for place in range(2 * period)]
     assert info.accepted > period / 2
+
+
+class ReadsAll(Auto):
+    """A policy that reads what it knows of before, too."""
+
+    def min_certainty(self, rows: int, drafting_rows: int) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_nothing_is_read_whose_drafts_would_not_pay_for_the_rows_beside(rows: int) -> None:
+    """The fewer rows draft, the more certain they must be; drafts are those of a policy that reads all first."""
+    found = list[tuple[Any, int]]()
+    conditional = random_table(SIZE, 2, seed=5, concentration=0.05)
+    for policy in Auto(Profile({}), 1.0, kind="lookup"), ReadsAll(Profile({}), 1.0, kind="lookup"):
+        lookup = Counted(SIZE)
+        generators = [torch.Generator().manual_seed(row) for row in range(rows)]
+        settings = dict(tree=policy, max_new_tokens=60, generator=generators, temperature=1.0, eos_token_id=[])
+        tokens, info = md.generate(
+            TableModel(conditional, SIZE), lookup, [[row % SIZE] for row in range(rows)], **settings
+        )
+        found.append(([row.tolist() for row in tokens] + [info.nodes, info.accepted], lookup.reads))
+    (drafts, reads), (drafts_of_all, reads_of_all) = found
+    assert drafts == drafts_of_all
+    assert 0 < reads < reads_of_all

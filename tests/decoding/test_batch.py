@@ -7,8 +7,9 @@ from copy import deepcopy
 import pytest
 import torch
 from decoded import readers, tables
+from heads import head_of
 from test_rows_alone import many
-from tiny import tiny_model
+from tiny import VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
 import multidraft as md
@@ -18,7 +19,11 @@ from multidraft.decoding.prefill import pieces_of, similar
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.models.door import as_reader
+from multidraft.models.ensemble import LookupThenModel
+from multidraft.models.huggingface import masks
+from multidraft.models.ngram import Lookup
 from multidraft.sampling.settings import Sampling
 
 WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=0), StaticTree(Tree.parse("2x1"))
@@ -98,6 +103,15 @@ def test_records_name_the_requests_of_their_rows() -> None:
     assert all(counted[request] >= len(request.tokens) > 0 for request in rows)
 
 
+@torch.inference_mode()
+def answered(batch: Batch, prompt: list[int]) -> list[int]:
+    """The likeliest tokens behind a prompt."""
+    batch.add([request := Request(prompt, 8, Sampling(0))])
+    while batch.requests:
+        batch.step()
+    return request.tokens
+
+
 STRENGTH = {"": 1.0}  # of a hook
 
 
@@ -133,15 +147,44 @@ def test_prefixes_of_what_a_model_was_are_not_reused(change: Callable[[PreTraine
     if change is change_hook:
         models[role].model.layers[0].register_forward_hook(lambda module, inputs, output: output * STRENGTH[""])
 
-    def answer(batch: Batch) -> list[int]:
-        batch.add([request := Request([5, 2, 7, 1, 8, 3], 8, Sampling(0))])
-        while batch.requests:
-            batch.step()
-        return request.tokens
+    batch, prompt = Batch(*readers(*models), *WAY, max_tokens=200), [5, 2, 7, 1, 8, 3]
+    answered(batch, prompt)
+    change(models[role])
+    assert answered(batch, prompt) == answered(Batch(*readers(*models), *WAY, max_tokens=200), prompt)
+    assert bool(batch.reused_tokens) == (change is leave)
 
-    with torch.inference_mode():
-        batch = Batch(*readers(*models), *WAY, max_tokens=200)
-        answer(batch)
-        change(models[role])
-        assert answer(batch) == answer(Batch(*readers(*models), *WAY, max_tokens=200))
-        assert bool(batch.reused_tokens) == (change is leave)
+
+def test_a_kept_row_does_not_hide_that_a_model_is_in_training_mode() -> None:
+    model = deepcopy(tiny_model("llama"))
+    batch = Batch(*readers(model, tiny_model("llama", num_hidden_layers=1)), *WAY, max_tokens=200)
+    answered(batch, [5, 2, 7, 1, 8, 3])
+    model.train()
+    with pytest.raises(md.AdviceError, match="training mode"):
+        answered(batch, [5, 2, 7, 1, 8, 3, 9])
+
+
+def test_models_are_looked_through_once_for_prompts_that_share_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_through = list[object]()
+
+    def note_view(model: PreTrainedModel, view_of=masks.view_of) -> object:
+        looked_through.append(model)
+        return view_of(model)
+
+    monkeypatch.setattr(masks, "view_of", note_view)
+    models = tiny_model("llama"), tiny_model("llama", num_hidden_layers=1)
+    batch = Batch(*readers(*models), *WAY, max_tokens=200)
+    for last in 3, 4, 5:
+        answered(batch, [5, 2, 7, 1, 8, last])
+    assert looked_through == [*models]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_the_next_turn_reads_only_what_is_new_though_a_head_was_never_asked(asks: bool) -> None:
+    policy = StaticTree(Tree.parse("1") if asks else NO_DRAFTS)
+    draft = LookupThenModel([Lookup(VOCABULARY), head_of("eagle3")])
+    batch = Batch(as_reader(tiny_model("llama")), draft, WAY[0], policy, max_tokens=200)
+    turn = [5, 2, 7, 1, 8, 3]
+    answer = answered(batch, turn)
+    longer = [*turn, *answer, 1, 2]
+    assert answered(batch, longer) == answered(Batch(as_reader(tiny_model("llama")), None, *WAY), longer)
+    assert batch.reused_tokens >= len(turn) + len(answer) - 3  # the last token is in no cache

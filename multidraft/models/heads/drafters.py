@@ -40,7 +40,7 @@ class Observed:
     """What a head holds of a row: the target's states that it has observed, and how far it has used them."""
 
     states: Float[Tensor, "_ width"]  # the last ones that were observed, and are not used up
-    unfused: list[Float[Tensor, "_ widths"]] = field(default_factory=list)  # those behind them, as they were observed
+    unfused: HiddenStates = field(default_factory=list)  # those behind them, as they were observed
     count: int = 1  # tokens that may be read: the state before them was observed; nothing is before the first
     settled: int = 0  # kept tokens that are done with; those behind them are read again, beside the target's states
     first: int = 0  # pending tokens that are read beside states of the target, the root the last of them
@@ -86,8 +86,7 @@ class Head(Reader):
     outputs: Tensor | None = None  # of the module for the tree, (rows, places, width)
 
     def __init__(self, module: Any, capacity: int = 256):
-        self.module, self.view = module, view_of(module)
-        self.source = module
+        self.module = self.source = module
         self.capacity, settings = capacity, module.settings
         self.hidden_layers = settings.layers
         self.vocabulary, self.ids = settings.layer.vocab_size, module.ids
@@ -100,6 +99,11 @@ class Head(Reader):
 
     def new(self, capacity: int) -> "Head":
         return type(self)(self.module, capacity)
+
+    @cached_property
+    def view(self) -> Any:
+        """The module's view, made when it is first read through; a fork goes on with it."""
+        return view_of(self.module)
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
@@ -120,10 +124,10 @@ class Head(Reader):
         self.begin(len(states))
         for row, new in zip(self.rows, states, strict=True):
             observed = row.memory
-            if self.context is not None:  # beyond it nothing is read
+            if self.context is not None and observed.count + len(new) > self.context:  # beyond it nothing is read
                 new = new[: max(self.context - observed.count, 0)]
             if len(new):
-                observed.unfused, observed.count = [*observed.unfused, new.flatten(1)], observed.count + len(new)
+                observed.unfused, observed.count = [*observed.unfused, new], observed.count + len(new)
         if any(len(row.memory.unfused) > MAX_UNFUSED for row in self.rows):
             self.fuse()
 
@@ -133,7 +137,8 @@ class Head(Reader):
         if not rows:
             return
         new = [concatenate(observed.unfused) for observed in rows]
-        fused = self.view.fuse(concatenate(new).to(self.device, self.dtype)[None])[0].split(list(map(len, new)))
+        states = concatenate(new).flatten(1).to(self.device, self.dtype)
+        fused = self.view.fuse(states[None])[0].split(list(map(len, new)))
         for observed, part in zip(rows, fused, strict=True):
             observed.states, observed.unfused = torch.cat([observed.states, part]), []
 
@@ -191,6 +196,7 @@ class Head(Reader):
     @torch.inference_mode()
     def _fork(self, fork: "Head", row: int, length: int) -> None:
         self.fuse()
+        fork.view = self.view
         fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
         states = old.states[: max(length - old.used_count, 0)]

@@ -71,9 +71,7 @@ class CausalLM(HuggingFaceReader):
         steps = {"steps": "compiled" if self.compiled else "recorded"} if self.is_fixed else {}
         return super().fingerprint | steps
 
-    @cached_property
-    def view(self) -> nn.Module:
-        """The model's view, made when it is first read through."""
+    def new_view(self) -> nn.Module:
         if self.output_layers:
             let_record(self.model)
         return with_tree_nets(view_of(self.model)) if self.nets else view_of(self.model)
@@ -207,6 +205,7 @@ class CausalLM(HuggingFaceReader):
 
     @torch.inference_mode()
     def _fork(self, fork: "CausalLM", row: int, length: int) -> None:
+        self.share_view(fork)
         if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone
             fork.read_again()
         else:

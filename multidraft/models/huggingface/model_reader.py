@@ -19,10 +19,12 @@ SAMPLED_PARAMETERS = 8  # parameters whose first numbers tell one checkpoint fro
 
 
 class HuggingFaceReader(Reader):
-    """A Hugging Face model, which it leaves as it was: as it is when the reader begins, and until then as it is now."""
+    """A Hugging Face model, which it leaves as it was: as it is when the reader begins, and until then as it is now.
+
+    A fork goes on with the model as it is here.
+    """
 
     def __init__(self, model: PreTrainedModel):
-        compat.check_supported(model)
         self.model = self.source = model
         self.device, self.dtype = compat.home(model), model.dtype  # for which a model looks through its weights
         self.context = compat.context(compat.text_config(model))
@@ -32,7 +34,17 @@ class HuggingFaceReader(Reader):
     @cached_property
     def view(self) -> nn.Module:
         """The model's view, made when it is first read through."""
+        compat.check_supported(self.model)
+        return self.new_view()
+
+    def new_view(self) -> nn.Module:
+        """A view of the model as it is now."""
         return view_of(self.model)
+
+    def share_view(self, fork: "HuggingFaceReader") -> None:
+        """Let a fork read through the same view: to look through all weights takes as long as to read some tokens."""
+        if "view" in vars(self):
+            fork.view = self.view
 
     @property
     def tokens(self) -> Vocabulary:

@@ -4,8 +4,8 @@ PyTorch packs the weight of a linear layer in the order in which oneDNN multipli
 longer than to multiply it with a few tokens. A view is a tree of shallow copies of modules: they share parameters,
 buffers and hooks with the model, and plain linear layers multiply copies that were packed once.
 
-A view is made anew for every reader. What somebody has put something into (a hook, a forward or a class of their own, a
-compiled call) stands in it as it is, with all that is within; a weight that has changed is packed again.
+A view is made anew for every reader that begins. What somebody has put something into (a hook, a forward or a class of
+their own, a compiled call) stands in it as it is, with all that is within; a weight that has changed is packed again.
 """
 
 import copy

@@ -139,6 +139,7 @@ class Paths(HuggingFaceReader):
         return dict(row.memory)
 
     def _fork(self, fork: "Paths", row: int, length: int) -> None:
+        self.share_view(fork)
         if length < len(self.rows[row].kept):  # what the model remembered there is gone
             fork.read_again()
         else:

@@ -137,7 +137,8 @@ def structure_of(model: nn.Module) -> list[Any]:
     parts = list(model.modules())
     configs = {id(config): config for part in parts if (config := vars(part).get("config")) is not None}
     return [
-        [(id(part), type(part), type(part).forward, CHANGES.get(part, 0), settings_of(part)) for part in parts],
+        [(part.training, id(part), type(part), type(part).forward, CHANGES.get(part, 0)) for part in parts],
+        [settings_of(part) for part in parts],
         [settings_of(config) for config in configs.values()],
     ]
 
