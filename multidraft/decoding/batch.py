@@ -16,7 +16,7 @@ from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.metrics import Info, measured_acceptance
 from multidraft.decoding.policy import PolicyLimits, PromptReads, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading, read, similar
-from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
+from multidraft.decoding.prefix_cache import KeptRow, Prefix, PrefixCache
 from multidraft.decoding.record import Clock, StepRecord
 from multidraft.decoding.request import Request, Stage, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
@@ -120,17 +120,17 @@ class Batch:
         if not self.running:
             self.width = 0  # with rows in it, a batch does not become narrower
             self.forget_changed_models()
-        if not (group := self.next_group(budget)):
+        group, prefixes = self.next_group(budget)
+        if not group:
             return False
-        kept, reused = self.reusable(group[0])
-        self.prefixes.set_aside(kept)
+        self.prefixes.use([prefix.row for prefix in prefixes if prefix])
         unlimited = self.max_tokens == math.inf  # then all rows are as wide as the longest that is known
         planned = [*group, *self.waiting] if unlimited else group
         self.width = max(self.width, *(request.longest + self.slack for request in planned))
         self.concerned, chosen = group, set(group)
         self.waiting = deque(request for request in self.waiting if request not in chosen)
         models = self.target, self.draft
-        self.reading = TargetReading(group, *models, self.width, kept, reused, self.scores_last)
+        self.reading = TargetReading(group, *models, self.width, prefixes, self.scores_last)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
         return True
 
@@ -162,33 +162,38 @@ class Batch:
         new_tokens = max(self.info.tokens, 1)
         return PromptReads((self.prompt_tokens - self.reused_tokens) / new_tokens, self.prompt_groups / new_tokens)
 
-    def next_group(self, budget: float | int) -> list[Request]:
-        """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""
-        if not (window := self.fitting) or not self.can_share(window[0]):
-            return window[:1]
-        places = similar([len(request.prompt) for request in window], budget)
-        return [window[0], *(window[place] for place in places[1:] if self.can_share(window[place]))]
+    def next_group(self, budget: float | int) -> tuple[list[Request], list[Prefix | None]]:
+        """The requests to read side by side next: about as much of them is unread, and they fit beside those that run.
+
+        Each may go on from a kept row, of which the models have to tell it apart.
+        """
+        window = self.fitting
+        if window and self.can_share(window[0]):
+            window = list(filter(self.can_share, window))
+            window = window[: int(min(max(self.max_kept_rows + 1 - len(self.prefixes.rows), 1), len(window)))]
+        else:
+            window = window[:1]
+        prefixes = [self.reusable(request) for request in window]
+        pairs = zip(window, prefixes, strict=True)
+        unread = [len(request.prompt) - (prefix.length if prefix else 0) for request, prefix in pairs]
+        places = similar(unread, budget) if window else []
+        return [window[place] for place in places], [prefixes[place] for place in places]
 
     def can_share(self, request: Request) -> bool:
-        """Whether a prompt may be read beside others: one that is scored, seeded, or read in part, is read alone."""
-        is_new = request.phase is Stage.WAITING
-        is_plain = request.num_prompt_logprobs is None and is_new and not request.is_seeded
-        return is_plain and not (self.prefixes.rows and self.prefixes.find(request.text[:-1])[1])
+        """Whether a prompt may be read beside others: one that is scored, seeded, or read again, is read alone."""
+        return request.num_prompt_logprobs is None and request.phase is Stage.WAITING and not request.is_seeded
 
-    def reusable(self, request: Request) -> tuple[KeptRow | None, int]:
-        """The kept row that a prompt goes on from, and how many of its tokens are not read again.
+    def reusable(self, request: Request) -> Prefix | None:
+        """What a kept row has of a prompt, and is not read again.
 
         One with a seed is read from its beginning each time: in pieces of other lengths numbers are rounded otherwise.
         """
         is_answered = request.phase >= Stage.CATCHING_UP
         is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not is_answered)
-        kept, reused = self.prefixes.find([] if is_whole else request.text[:-1])
-        if kept is not None and self.draft is not None and self.draft.hidden_layers:  # of the last token on
-            reused = max(min(reused, kept.drafted) - 1, 0)
-        if kept is None or not reused:
-            return None, 0
-        self.prefixes.use(kept)
-        return kept, reused
+        prefix = None if is_whole else self.prefixes.find(request.text[:-1])
+        if prefix is not None and self.draft is not None and self.draft.hidden_layers:  # of the last token on
+            prefix = prefix._replace(length=max(min(prefix.length, prefix.row.drafted) - 1, 0))
+        return prefix if prefix and prefix.length else None
 
     def read(self, budget: float | int) -> int:
         """Let the target read on, or then the draft model, and return the number of tokens; join when both are done."""
@@ -218,11 +223,11 @@ class Batch:
         """Tell what the target says of prompts, and draw the first new tokens if it says that too; who goes on."""
         following = DraftReading(reading.requests, reading.state(), reading.is_repeated)
         self.prompt_groups += not reading.is_repeated
-        for request in () if reading.is_repeated else reading.requests:
+        for request, reused in () if reading.is_repeated else zip(reading.requests, reading.reused, strict=True):
             self.prompt_tokens += len(request.prompt)
-            self.reused_tokens += reading.reused
+            self.reused_tokens += reused
             request.phase, end = (Stage.CATCHING_UP, None) if request.max_new_tokens else (Stage.ENDED, "length")
-            answer = Update(end=end, prompt_logprobs=reading.prompt_logprobs, cached_tokens=reading.reused)
+            answer = Update(end=end, prompt_logprobs=reading.prompt_logprobs, cached_tokens=reused)
             self.updates.append((request, answer))
         following.drop_ended()
         if reading.scores_last and following.requests:

@@ -14,7 +14,7 @@ from torch import Tensor
 from multidraft.decoding.draft import can_draft
 from multidraft.decoding.logprobs import top_logprobs
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prefix_cache import KeptRow
+from multidraft.decoding.prefix_cache import Prefix
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stage
 from multidraft.decoding.state import DecodeConfig, RunningRow, State, gather
@@ -24,11 +24,11 @@ from multidraft.models.scores import check_whole
 from multidraft.sampling.from_logits import softmax
 from multidraft.sampling.gate import RowFault, distribution_error
 
-MAX_RATIO = 1.25  # of the longest to the shortest prompt that are read side by side: the rest is padding
+MAX_RATIO, MAX_PADDING = 1.25, 6  # of the longest to the shortest prompt side by side, and tokens that cost little
 
 
 class TargetReading:
-    """Requests whose prompts the target reads; what `kept` has of the only one is not read again.
+    """Requests whose prompts the target reads; the `prefixes` of those that have one are not read again.
 
     A request that is read again after a fault repeats its last step, with the random numbers that it has given back.
     """
@@ -41,34 +41,31 @@ class TargetReading:
         target: Reader,
         draft: Reader | None,
         capacity: int,
-        kept: KeptRow | None = None,
-        reused: int = 0,
+        prefixes: Sequence[Prefix | None] = (),
         scores_last: bool = False,
     ):
-        self.requests, self.reused = requests, reused
+        self.requests, prefixes = requests, prefixes or [None] * len(requests)
         self.is_repeated = requests[0].phase >= Stage.CATCHING_UP
         self.scores_last = scores_last and not self.is_repeated
         self.num_prompt_logprobs = None if self.is_repeated else requests[0].num_prompt_logprobs
         self.prompt_logprobs: list[Logprob] = []
         self.logits: Tensor | None = None  # behind the last tokens, when these have been read
         layers = () if draft is None else draft.hidden_layers
+        self.reused = [prefix.length if prefix else 0 for prefix in prefixes]
         # A head that reads hidden states gets them from its last token on, which the target therefore reads again.
-        self.drafted = min(reused + bool(layers), kept.drafted) if kept else 0  # by the draft model
+        self.drafted = [min(prefix.length + bool(layers), prefix.row.drafted) if prefix else 0 for prefix in prefixes]
         self.texts = [request.text for request in requests]
-        self.unread = [text[reused:] if self.scores_last else text[reused:-1] for text in self.texts]
+        ends = [len(text) if self.scores_last else -1 for text in self.texts]
+        self.unread = [text[start:end] for text, start, end in zip(self.texts, self.reused, ends, strict=True)]
         for request in requests:
             request.phase = max(request.phase, Stage.READING)
-        if kept is None:
-            self.target = (target.with_hidden_states(layers) if layers else target).new(capacity)
-        else:
-            self.target = kept.target.fork(0, reused, capacity)
+        kept_rows = [prefix.row if prefix else None for prefix in prefixes]
+        targets = [row.target if row else None for row in kept_rows]
+        drafts = [row.draft if row else None for row in kept_rows]
+        target = target.with_hidden_states(layers) if layers else target
+        self.target = rows_of(target, targets, self.reused, capacity)
         check_tokens(requests, self.target.vocabulary)
-        if kept is not None and kept.draft is not None and self.drafted:
-            self.draft: Reader | None = kept.draft.fork(0, self.drafted, capacity)
-        else:
-            self.draft = None if draft is None else draft.new(capacity)
-            if self.draft is not None:  # the first call settles the number of rows
-                self.draft.forward([[] for _ in requests], [[] for _ in requests], "none")
+        self.draft = None if draft is None else rows_of(draft, drafts, self.drafted, capacity)
         if self.draft is not None:
             self.draft.add_corpora([request.corpus for request in requests])
 
@@ -107,9 +104,9 @@ class TargetReading:
     def state(self) -> State:
         """The rows before their first step, with the target's logits at their roots where it has read these."""
         rows = list[RunningRow]()
-        for index, (request, text) in enumerate(zip(self.requests, self.texts, strict=True)):
+        for index, (request, text, drafted) in enumerate(zip(self.requests, self.texts, self.drafted, strict=True)):
             root_logits = self.logits[index, -1] if self.scores_last and self.logits is not None else None
-            unread = text[self.drafted : -1] if self.draft is not None else []
+            unread = text[drafted:-1] if self.draft is not None else []
             rows.append(row_at_root(request, self.target.device, root_logits, unread))
         return State(self.target, self.draft, rows)
 
@@ -147,6 +144,21 @@ class DraftReading:
         if len(staying) < len(self.requests):
             self.requests = [self.requests[index] for index in staying]
             self.state = gather(self.state, staying)
+
+
+def rows_of(model: Reader, kept_rows: Sequence[Reader | None], counts: Sequence[int], capacity: int) -> Reader:
+    """A new reader of as many rows, each with so many tokens of a kept one, if any."""
+    if not any(counts):
+        reader = model.new(capacity)
+        reader.begin(len(counts))
+        return reader
+    first, *others = (
+        row.fork(0, count, capacity) if row and count else rows_of(model, [None], [0], capacity)
+        for row, count in zip(kept_rows, counts, strict=True)
+    )
+    for other in others:
+        first.extend(other)
+    return first
 
 
 def read_whole(
@@ -215,13 +227,14 @@ def pieces_of(texts: list[list[int]], budget: float | int) -> tuple[list[list[in
 def similar(lengths: Sequence[int], budget: float | int = math.inf) -> list[int]:
     """The prompts to read beside the first: those about as long as it, as far as the budget goes.
 
-    >>> similar([10, 30, 9, 11, 8])
+    >>> similar([10, 30, 9, 11, 2])
     [0, 2, 3]
     """
     chosen, total, shortest, longest = [0], lengths[0], lengths[0], lengths[0]
     for index in sorted(range(1, len(lengths)), key=lambda index: -lengths[index]):
         length = lengths[index]
-        if max(longest, length) <= MAX_RATIO * min(shortest, length) and total + length <= budget:
+        room = MAX_RATIO * min(shortest, length) + MAX_PADDING
+        if max(longest, length) <= room and total + length <= budget:
             chosen.append(index)
             total, shortest, longest = total + length, min(shortest, length), max(longest, length)
     return sorted(chosen)

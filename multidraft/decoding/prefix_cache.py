@@ -1,15 +1,17 @@
 """The caches of rows that have left, which are reused for prompts with the same prefix."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from multidraft.models.reader import Reader
 
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeptRow:
     """The caches of a row that has left: the target has read `tokens`, the draft model the first `drafted` of them."""
 
@@ -17,6 +19,13 @@ class KeptRow:
     target: Reader
     draft: Reader | None
     drafted: int
+
+
+class Prefix(NamedTuple):
+    """The first `length` tokens of a prompt, which a kept row has in its caches."""
+
+    row: KeptRow
+    length: int
 
 
 class PrefixCache:
@@ -39,24 +48,22 @@ class PrefixCache:
         while self.rows and (self.tokens > max_tokens or len(self.rows) > max_rows):
             self.rows.pop(0)
 
-    def find(self, prompt: list[int]) -> tuple[KeptRow | None, int]:
-        """The row that shares the longest prefix with a prompt, and the prefix's number of tokens."""
+    def find(self, prompt: list[int]) -> Prefix | None:
+        """The longest prefix of a prompt that a row has."""
         lengths = [common(row.tokens, prompt) for row in self.rows]
-        return (self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else (None, 0)
+        return Prefix(self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else None
 
-    def set_aside(self, used_row: KeptRow | None) -> None:
-        """Let no row but the one that is used make passes longer; a row for which that fails is forgotten."""
-        for row in [row for row in self.rows if row is not used_row]:
+    def use(self, used_rows: Collection[KeptRow]) -> None:
+        """Note that rows are used; let no others make passes longer, and forget one for which that fails."""
+        others = [row for row in self.rows if row not in used_rows]
+        self.rows = [*others, *(row for row in self.rows if row in used_rows)]
+        for row in others:
             try:
                 for reader in filter(None, (row.target, row.draft)):
                     reader.set_aside()
             except Exception as error:  # where memory ends, say
                 LOG.warning("the cache of a row that has ended is not kept", exc_info=error)
                 self.rows = [other for other in self.rows if other is not row]
-
-    def use(self, used_row: KeptRow) -> None:
-        """Note that a row is used."""
-        self.rows = [row for row in self.rows if row is not used_row] + [used_row]
 
 
 def common(tokens: list[int], others: list[int]) -> int:

@@ -14,7 +14,7 @@ import multidraft as md
 from multidraft.decoding import prefill
 from multidraft.decoding.policy import Outlook, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading
-from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
+from multidraft.decoding.prefix_cache import KeptRow, Prefix, PrefixCache
 from multidraft.decoding.request import Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -185,6 +185,20 @@ def test_the_next_turn_reads_only_what_is_new(engine, read, models):
     assert num_read / 2 <= 3 + 4  # what is new, and of the tokens before it a step's at most: one is never read
 
 
+@pytest.mark.parametrize("models", [tables, tiny])
+def test_next_turns_of_several_rows_are_read_side_by_side(engine, read, models):
+    """Beside them one that begins: none of its tokens are known."""
+    first = [Heard([row, *PROMPT[row:]], 5, row) for row in range(3)]
+    server = engine(models, *first)
+    then = [Heard([*row.request.prompt, *row.tokens, 4], 6, seed) for seed, row in enumerate(first, 5)]
+    then.append(Heard([SIZE - 1, 4], 6, 9))
+    read.clear()
+    ask(server, *then)
+    assert len(read) <= 3  # of the target one; of the draft model another, where a step's last token was not read
+    assert server.batch.reused_tokens >= sum(len(row.request.prompt) + len(row.tokens) - 1 for row in first)
+    assert [row.tokens for row in (*first, *then)] == alone(models, *first, *then)
+
+
 def differing(place: int) -> Heard:
     """A prompt that differs from the usual one in one token."""
     prompt = [*PROMPT[:place], (PROMPT[place] + 1) % SIZE, *PROMPT[place + 1 :]]
@@ -203,9 +217,9 @@ def test_nothing_is_reused_beyond_a_token_that_differs(engine, read, models, pla
 class TooLong(PrefixCache):
     """Wrong: a token more is reused than is common."""
 
-    def find(self, prompt: list[int]) -> tuple[KeptRow | None, int]:
-        row, length = super().find(prompt)
-        return row, length + (row is not None)
+    def find(self, prompt: list[int]) -> Prefix | None:
+        prefix = super().find(prompt)
+        return prefix and prefix._replace(length=prefix.length + 1)
 
 
 def test_the_comparison_catches_what_is_reused_beyond_it(engine):
@@ -275,9 +289,9 @@ def test_the_least_recently_used_leaves_first():
     for row in (first, second, third):
         prefixes.put(row)
     assert prefixes.find([1, 2, 4, 4]) == (first, 2)
-    assert prefixes.find([4]) == (None, 0)
+    assert prefixes.find([4]) is None
     assert prefixes.rows == [first, second, third]  # looking changes nothing
-    prefixes.use(first)
+    prefixes.use([first])
     prefixes.shrink(5)
     assert prefixes.rows == [third, first]
     prefixes.put(longer)
