@@ -123,7 +123,8 @@ def note(answer: Answer, line: str) -> None:
 async def measured(server: Server, contestant: Contestant, load: Load, options: argparse.Namespace) -> dict[str, Any]:
     """What one server does under a load."""
     kind, size = load
-    unlimited = httpx2.Limits(max_connections=None)
+    # A connection each, for llama.cpp's server may close one on which a request is on its way.
+    unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx2.AsyncClient(base_url=server.url, timeout=600, limits=unlimited) as http:
         client = Client(http, options.target, contestant.fields, options)
         with server.turn():

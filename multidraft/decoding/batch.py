@@ -328,7 +328,7 @@ class Batch:
             return
         self.prefixes.shrink(room - len(tokens), self.max_kept_rows - 1)
         try:
-            if state.draft is not None and state.draft.cost != "pass":  # then reading costs nothing
+            if row.unread and state.draft is not None and state.draft.cost != "pass":  # then reading costs nothing
                 read(state.draft, [row.unread if row is other else [] for other in state.rows], "none")
                 row.unread = []
             drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
