@@ -130,13 +130,14 @@ class DraftReading:
         return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
 
     def advance(self, budget: float | int) -> int:
-        """Read some more tokens, `budget` at most but one a row at least, and return their number."""
-        assert self.state.draft is not None
-        pieces, _ = pieces_of(self.unread, budget)
+        """Read some more tokens, `budget` at most but one a row at least, and return how many took a pass."""
+        draft = self.state.draft
+        assert draft is not None
+        pieces, _ = pieces_of(self.unread, budget if draft.cost == "pass" else math.inf)
         for row, piece in zip(self.state.rows, pieces, strict=True):
             row.unread = row.unread[len(piece) :]
-        read(self.state.draft, pieces, "none")
-        return sum(map(len, pieces))
+        read(draft, pieces, "none")
+        return sum(map(len, pieces)) if draft.cost == "pass" else 0
 
     def drop_ended(self) -> None:
         """Let the rows go that have ended."""

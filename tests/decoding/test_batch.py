@@ -188,3 +188,13 @@ def test_the_next_turn_reads_only_what_is_new_though_a_head_was_never_asked(asks
     longer = [*turn, *answer, 1, 2]
     assert answered(batch, longer) == answered(Batch(as_reader(tiny_model("llama")), None, *WAY), longer)
     assert batch.reused_tokens >= len(turn) + len(answer) - 3  # the last token is in no cache
+
+
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_what_look_ups_read_takes_nothing_of_a_turns_budget(looks_up: bool) -> None:
+    target, draft = tables()
+    batch = Batch(*readers(target, Lookup(target.vocabulary) if looks_up else draft), *WAY)
+    batch.add(requests := [Request([token] * 6, 4) for token in range(4)])
+    with torch.inference_mode():
+        batch.step(prompt_budget=24)  # of which the target reads five in each prompt
+    assert len(batch.running) == (len(requests) if looks_up else 0)
