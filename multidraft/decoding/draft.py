@@ -17,7 +17,7 @@ from torch import Tensor
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig, NodeGroup, RowNode, RunningRow, State, groups_by_settings
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
-from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored
+from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored, chain_parents
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import Faults, RowFault
 from multidraft.transfer import take
@@ -165,7 +165,7 @@ def tokens_to_read(row: RunningRow, tree: TokenTree, nodes: list[int], depth: in
         if nodes:
             tree.read[0] = tree.backlog = len(row.unread)
         tokens = [*row.unread[: tree.backlog], *(tree.tokens[node] for node in nodes)]
-        return tokens, list(range(-1, len(tokens) - 1))
+        return tokens, chain_parents(len(tokens))
     parents = [tree.read[tree.parents[node]] for node in nodes]
     first = 1 + max(tree.read.values(), default=-1)
     tree.read |= {node: place for place, node in enumerate(nodes, first)}

@@ -19,7 +19,7 @@ from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stage
 from multidraft.decoding.state import DecodeConfig, RunningRow, State, gather
 from multidraft.errors import AdviceError
-from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Reader, Scored
+from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Reader, Scored, chain_parents
 from multidraft.models.scores import check_whole
 from multidraft.sampling.from_logits import softmax
 from multidraft.sampling.gate import RowFault, distribution_error
@@ -203,7 +203,7 @@ def row_at_root(
 def read(model: Reader, pieces: list[list[int]], scored: Scored) -> tuple[Tensor, HiddenStates | None]:
     """Append a piece to each row's kept tokens; the logits and the hidden states that were asked for."""
     scored = scored if any(pieces) else "none"
-    scores = model.forward(pieces, [list(range(-1, len(piece) - 1)) for piece in pieces], scored)
+    scores = model.forward(pieces, [chain_parents(len(piece)) for piece in pieces], scored)
     states = model.commit([list(range(len(piece))) for piece in pieces])
     if scored != "none":
         check_whole(scores, model.vocabulary, model)

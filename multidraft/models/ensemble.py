@@ -12,7 +12,7 @@ from multidraft.errors import AdviceError, is_number, quote
 from multidraft.models.corpus import Corpus
 from multidraft.models.door import Model, as_reader
 from multidraft.models.ngram import Lookup
-from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Lists, Reader, Row, Scored
+from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Lists, Reader, Row, Scored, chain_parents
 from multidraft.models.scores import Scores, TokenScores
 from multidraft.models.vocabularies import are_close
 from multidraft.transfer import take, upload
@@ -200,7 +200,7 @@ class LookupThenModel(DrafterGroup):
         """What the other has not read of a row's queue up to a place, with the places that these tokens follow."""
         kept, pending, unread = self.rows[row].kept, self.rows[row], self.unread(row)
         tokens = [*kept[len(kept) - unread :], *pending.tokens]
-        parents = [*range(-1, unread - 1), *(unread + parent for parent in pending.parents)]
+        parents = [*chain_parents(unread), *(unread + parent for parent in pending.parents)]
         new = slice(len(self.other.rows[row].tokens), end)
         return tokens[new], parents[new]
 

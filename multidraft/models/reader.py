@@ -240,7 +240,7 @@ class Reader(ABC):
         texts = [row.kept for row in self.rows]
         self.rows = []
         self.begin(len(texts))
-        self._append(texts, [list(range(-1, len(text) - 1)) for text in texts], "none")
+        self._append(texts, [chain_parents(len(text)) for text in texts], "none")
         self.commit([list(range(len(text))) for text in texts])
 
     # Hooks. The empty ones suit an engine that holds nothing but the rows' `memory`.
@@ -286,6 +286,15 @@ def digest(text: str) -> str:
 def recorded_sizes(reader: Reader | None) -> int:
     """How many sizes of passes a reader, and all its drafters, have recorded so far."""
     return 0 if reader is None else reader.recorded_sizes + sum(map(recorded_sizes, reader.drafters))
+
+
+def chain_parents(count: int) -> list[int]:
+    """The parents of tokens that follow the kept ones, and each other.
+
+    >>> chain_parents(3)
+    [-1, 0, 1]
+    """
+    return list(range(ROOT, count - 1))
 
 
 def count_scored(scored: Scored, new: int) -> int:

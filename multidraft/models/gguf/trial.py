@@ -23,7 +23,7 @@ from multidraft.models.gguf.ik_llama import ik_llama
 from multidraft.models.gguf.library import LIBRARY_LOG, GGUFLibrary, llama_cpp
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.gguf.verdicts import SAID, WIDTHS
-from multidraft.models.reader import Reader
+from multidraft.models.reader import Reader, chain_parents
 
 TREE = (-1, 0, 0, 1, 1, 2, 2)  # parents: four ends of depth three
 PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5), (0, 2, 6))
@@ -99,7 +99,7 @@ def error_of(logits: np.ndarray, expected: np.ndarray) -> float:
 def reader_behind(model: GGUF, text: Sequence[int]) -> GGUF:
     """A reader that has read a text."""
     reader = model.new(sample.CONTEXT)
-    reader.forward([list(text)], [chain(len(text))], "none")
+    reader.forward([list(text)], [chain_parents(len(text))], "none")
     reader.commit([list(range(len(text)))])
     return reader
 
@@ -111,13 +111,10 @@ def chain_logits(model: GGUF, text: Sequence[int], new: Sequence[int]) -> Float[
 
 def chain_on(reader: Reader, new: Sequence[int]) -> Float[np.ndarray, "new vocabulary"]:
     """The logits of new tokens behind what was kept."""
-    logits: Float[np.ndarray, "new vocabulary"] = reader.forward([list(new)], [chain(len(new))]).logits[0].numpy()
+    logits: Float[np.ndarray, "new vocabulary"] = (
+        reader.forward([list(new)], [chain_parents(len(new))]).logits[0].numpy()
+    )
     return logits
-
-
-def chain(length: int) -> list[int]:
-    """The parents of tokens that follow each other."""
-    return list(range(-1, length - 1))
 
 
 def milliseconds_of_passes(path: Path, library: GGUFLibrary) -> dict[int, float]:
@@ -135,7 +132,7 @@ def milliseconds_of_passes(path: Path, library: GGUFLibrary) -> dict[int, float]
         for width, times in seconds.items():
             new = generator.integers(0, model.vocabulary, width).tolist()
             start = time.perf_counter()
-            reader.forward([new], [chain(width)])
+            reader.forward([new], [chain_parents(width)])
             times.append(time.perf_counter() - start)
             reader.commit([[]])
     return {width: 1000 * min(times) for width, times in seconds.items()}

@@ -22,7 +22,7 @@ from multidraft.models.huggingface.compat import context, windows
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.loading import reason
 from multidraft.models.huggingface.packed_view import view_of
-from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
+from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, chain_parents, count_scored, digest
 from multidraft.transfer import concatenate, take, upload
 
 Logits = Float[Tensor, "rows new columns"]
@@ -70,7 +70,7 @@ def begin_tree(row: Row, new: int) -> bool:
         observed.first = min(observed.count - len(row.kept), new)
         if observed.first < 1:
             raise AdviceError(f"a head needs the target's state before token {observed.count}; call observe first")
-        if row.parents[: observed.first] != list(range(-1, observed.first - 1)):
+        if row.parents[: observed.first] != chain_parents(observed.first):
             raise AdviceError("a head reads a chain as far as it has observed states, down to a tree's one root")
     if -1 in row.parents[len(row.parents) - new + is_first :]:
         raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
@@ -269,7 +269,7 @@ class EagleDrafter(Head):
         states = row.memory.states
         if row.memory.first and not slots.slots:
             chain, first = slots.chain, slots.left_out
-            return chain, list(range(-1, len(chain) - 1)), states[first : first + len(chain)]
+            return chain, chain_parents(len(chain)), states[first : first + len(chain)]
         above = [row.parents[node] for node in slots.level]
         beside = states[:0] if self.outputs is None else take(self.outputs[index], [slots.slot(node) for node in above])
         return [row.tokens[node] for node in slots.level], [node + slots.behind for node in above], beside
@@ -320,7 +320,7 @@ class BlockDrafter(Marginal):
 
     def draft(self, roots: list[int | None]) -> Laws:
         self.remember()
-        chain = list(range(-1, self.module.settings.block - 1))
+        chain = chain_parents(self.module.settings.block)
         positions = upload(self.cache.append([[] if root is None else chain for root in roots], False), self.device)
         block = self.module.block(upload([root or 0 for root in roots], self.device))
         masks = self.cache.masks(self.windows, self.dtype, self.device)
@@ -333,7 +333,7 @@ class BlockDrafter(Marginal):
         """Take in the states observed since the last time; what stands before a text's first token is nothing."""
         states = [row.memory.states[row.memory.used_count == 0 :] for row in self.rows]
         if any(map(len, states)):
-            positions = upload(self.cache.append([list(range(-1, len(new) - 1)) for new in states], False), self.device)
+            positions = upload(self.cache.append([chain_parents(len(new)) for new in states], False), self.device)
             self.view.remember(pad_rows(states), positions, self.cache.cache)
             self.cache.commit([list(range(len(new))) for new in states])
         for row in self.rows:

@@ -7,7 +7,7 @@ import torch
 
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
 from multidraft.models.huggingface.weight_marks import has_additions
-from multidraft.models.reader import Reader
+from multidraft.models.reader import Reader, chain_parents
 
 PROBE_TOKENS = 5
 TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1  # of logits, to the largest one: in float32, and in narrower numbers
@@ -19,7 +19,7 @@ def depends_on_pass(reader: Reader) -> bool:
         return False
     together, one_by_one = reader.new(PROBE_TOKENS + 1), reader.new(PROBE_TOKENS + 1)
     tokens = [token % together.vocabulary for token in range(3, 3 + PROBE_TOKENS)]
-    logits = together.forward([tokens], [list(range(-1, PROBE_TOKENS - 1))]).logits[0].float()
+    logits = together.forward([tokens], [chain_parents(PROBE_TOKENS)]).logits[0].float()
     tolerance = TOLERANCE if reader.dtype.itemsize > 2 else ROUNDED_TOLERANCE
     for token, line in zip(tokens, logits, strict=True):
         alone = one_by_one.forward([[token]], [[-1]]).logits[0, -1].float()

@@ -16,6 +16,7 @@ from multidraft.errors import AdviceError
 from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
 from multidraft.models.door import Model, as_reader, context_of
+from multidraft.models.reader import chain_parents
 from multidraft_research.captures.folder import ShardEntry
 from multidraft_research.captures.recording import Recording, resize
 from multidraft_research.captures.shard import Shard, losses
@@ -69,7 +70,7 @@ def logits_at(model: Model, prompt: list[int], following: list[int]) -> Float[Te
     with torch.inference_mode():
         if before:
             read(reader, [before], "none")
-        scores = reader.forward([asked], [list(range(-1, len(asked) - 1))])
+        scores = reader.forward([asked], [chain_parents(len(asked))])
         logits = scores.drafted_logits[0].cpu()
     if scores.ids is None:
         return logits

@@ -14,7 +14,7 @@ import torch
 from multidraft.autotune.estimates import DEFAULT, MAX_ACCEPTANCE
 from multidraft.decoding.tree import NO_DRAFTS, NodePath, Tree
 from multidraft.errors import AdviceError
-from multidraft.models.reader import Reader
+from multidraft.models.reader import Reader, chain_parents
 
 TOKEN_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of the passes that are timed; between them costs are interpolated
 TEXT_TOKENS = 200  # before a timed pass
@@ -65,7 +65,7 @@ def with_text(target: Reader) -> Reader:
             "so take a target that reads more"
         )
     text = torch.randint(model.vocabulary, (length,), generator=torch.Generator().manual_seed(0)).tolist()
-    model.forward([text], [list(range(-1, length - 1))], "none")
+    model.forward([text], [chain_parents(length)], "none")
     model.commit([list(range(length))])
     for count in TOKEN_COUNTS:
         time_pass(model, count)
@@ -76,7 +76,7 @@ def time_pass(model: Reader, count: int) -> float:
     """The seconds that a chain of so many tokens takes to be read, scored and forgotten."""
     tokens = [token % model.vocabulary for token in range(100, 100 + count)]
     start = time.perf_counter()
-    float(model.forward([tokens], [list(range(-1, count - 1))]).logits[0, -1, 0])  # waits for a device
+    float(model.forward([tokens], [chain_parents(count)]).logits[0, -1, 0])  # waits for a device
     model.commit([[]])
     return time.perf_counter() - start
 
