@@ -16,7 +16,7 @@ from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.metrics import Info, measured_acceptance
 from multidraft.decoding.policy import PolicyLimits, PromptReads, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading, read, similar
-from multidraft.decoding.prefix_cache import KeptRow, Prefix, PrefixCache
+from multidraft.decoding.prefix_cache import KeptRow, KnownPrefix, PrefixCache
 from multidraft.decoding.record import Clock, StepRecord
 from multidraft.decoding.request import Request, Stage, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
@@ -162,7 +162,7 @@ class Batch:
         new_tokens = max(self.info.tokens, 1)
         return PromptReads((self.prompt_tokens - self.reused_tokens) / new_tokens, self.prompt_groups / new_tokens)
 
-    def next_group(self, budget: float | int) -> tuple[list[Request], list[Prefix | None]]:
+    def next_group(self, budget: float | int) -> tuple[list[Request], list[KnownPrefix | None]]:
         """The requests to read side by side next: about as much of them is unread, and they fit beside those that run.
 
         Each may go on from a kept row, of which the models have to tell it apart.
@@ -183,7 +183,7 @@ class Batch:
         """Whether a prompt may be read beside others: one that is scored, seeded, or read again, is read alone."""
         return request.num_prompt_logprobs is None and request.phase is Stage.WAITING and not request.is_seeded
 
-    def reusable(self, request: Request) -> Prefix | None:
+    def reusable(self, request: Request) -> KnownPrefix | None:
         """What a kept row has of a prompt, and is not read again.
 
         One with a seed is read from its beginning each time: in pieces of other lengths numbers are rounded otherwise.

@@ -14,7 +14,7 @@ from torch import Tensor
 from multidraft.decoding.draft import can_draft
 from multidraft.decoding.logprobs import top_logprobs
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prefix_cache import Prefix
+from multidraft.decoding.prefix_cache import KnownPrefix
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stage
 from multidraft.decoding.state import DecodeConfig, RunningRow, State, gather
@@ -41,7 +41,7 @@ class TargetReading:
         target: Reader,
         draft: Reader | None,
         capacity: int,
-        prefixes: Sequence[Prefix | None] = (),
+        prefixes: Sequence[KnownPrefix | None] = (),
         scores_last: bool = False,
     ):
         self.requests, prefixes = requests, prefixes or [None] * len(requests)

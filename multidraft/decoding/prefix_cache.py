@@ -21,7 +21,7 @@ class KeptRow:
     drafted: int
 
 
-class Prefix(NamedTuple):
+class KnownPrefix(NamedTuple):
     """The first `length` tokens of a prompt, which a kept row has in its caches."""
 
     row: KeptRow
@@ -48,10 +48,10 @@ class PrefixCache:
         while self.rows and (self.tokens > max_tokens or len(self.rows) > max_rows):
             self.rows.pop(0)
 
-    def find(self, prompt: list[int]) -> Prefix | None:
+    def find(self, prompt: list[int]) -> KnownPrefix | None:
         """The longest prefix of a prompt that a row has."""
         lengths = [common(row.tokens, prompt) for row in self.rows]
-        return Prefix(self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else None
+        return KnownPrefix(self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else None
 
     def use(self, used_rows: Collection[KeptRow]) -> None:
         """Note that rows are used; let no others make passes longer, and forget one for which that fails."""

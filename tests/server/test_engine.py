@@ -14,7 +14,7 @@ import multidraft as md
 from multidraft.decoding import prefill
 from multidraft.decoding.policy import Outlook, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading
-from multidraft.decoding.prefix_cache import KeptRow, Prefix, PrefixCache
+from multidraft.decoding.prefix_cache import KeptRow, KnownPrefix, PrefixCache
 from multidraft.decoding.request import Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -217,7 +217,7 @@ def test_nothing_is_reused_beyond_a_token_that_differs(engine, read, models, pla
 class TooLong(PrefixCache):
     """Wrong: a token more is reused than is common."""
 
-    def find(self, prompt: list[int]) -> Prefix | None:
+    def find(self, prompt: list[int]) -> KnownPrefix | None:
         prefix = super().find(prompt)
         return prefix and prefix._replace(length=prefix.length + 1)
 
