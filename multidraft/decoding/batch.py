@@ -105,6 +105,12 @@ class Batch:
         paths = paths_of(self.target, self.draft)
         return math.inf if paths is None else max(paths - self.policy.limits.paths(max(len(self.active), 1)) - 1, 0)
 
+    @property
+    def max_new_rows(self) -> int | None:
+        """The most prompts that may be read side by side, of which the models have to tell each apart; None for any."""
+        paths = paths_of(self.target, self.draft)
+        return None if paths is None else max(paths - len(self.active) - len(self.prefixes.rows) - 1, 1)
+
     # Requests come
 
     def read_prompts(self, budget: float | int) -> bool:
@@ -163,14 +169,11 @@ class Batch:
         return PromptReads((self.prompt_tokens - self.reused_tokens) / new_tokens, self.prompt_groups / new_tokens)
 
     def next_group(self, budget: float | int) -> tuple[list[Request], list[KnownPrefix | None]]:
-        """The requests to read side by side next: about as much of them is unread, and they fit beside those that run.
-
-        Each may go on from a kept row, of which the models have to tell it apart.
-        """
+        """The requests to read side by side next, about as much of which is unread, and what kept rows have of them."""
         window = self.fitting
         if window and self.can_share(window[0]):
             window = list(filter(self.can_share, window))
-            window = window[: int(min(max(self.max_kept_rows + 1 - len(self.prefixes.rows), 1), len(window)))]
+            window = window[: self.max_new_rows]
         else:
             window = window[:1]
         prefixes = [self.reusable(request) for request in window]

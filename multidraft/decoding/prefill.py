@@ -153,11 +153,12 @@ def rows_of(model: Reader, kept_rows: Sequence[Reader | None], counts: Sequence[
         reader = model.new(capacity)
         reader.begin(len(counts))
         return reader
-    first, *others = (
+    readers = (
         row.fork(0, count, capacity) if row and count else rows_of(model, [None], [0], capacity)
         for row, count in zip(kept_rows, counts, strict=True)
     )
-    for other in others:
+    first = next(readers)
+    for other in readers:  # one is made when the one before has joined: all of them together take twice the memory
         first.extend(other)
     return first
 
@@ -219,7 +220,7 @@ def pieces_of(texts: list[list[int]], budget: float | int) -> tuple[list[list[in
     ([[1, 2], []], [[3], [4]])
     """
     longest = max(map(len, texts))
-    length = int(min(MAX_CHUNK_TOKENS, max(budget // len(texts), 1)))
+    length = int(min(MAX_CHUNK_TOKENS, max(budget / len(texts), 1)))
     counts = [max(len(text) - max(longest - length, 0), 0) for text in texts]
     pairs = list(zip(texts, counts, strict=True))
     return [text[:count] for text, count in pairs], [text[count:] for text, count in pairs]

@@ -3,8 +3,12 @@
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
 
 from multidraft.models.reader import Reader
 
@@ -19,6 +23,11 @@ class KeptRow:
     target: Reader
     draft: Reader | None
     drafted: int
+
+    @cached_property
+    def text(self) -> Int[np.ndarray, " tokens"]:
+        """The tokens, to compare them with those of every prompt."""
+        return np.array(self.tokens, np.int64)
 
 
 class KnownPrefix(NamedTuple):
@@ -41,7 +50,7 @@ class PrefixCache:
 
     def put(self, new_row: KeptRow) -> None:
         """Add a row, and drop the rows that are prefixes of it."""
-        self.rows = [row for row in self.rows if common(row.tokens, new_row.tokens) < len(row.tokens)] + [new_row]
+        self.rows = [row for row in self.rows if common(row.text, new_row.text) < len(row.tokens)] + [new_row]
 
     def shrink(self, max_tokens: float | int, max_rows: float | int = inf) -> None:
         """Keep no more than so many tokens, and rows."""
@@ -50,7 +59,8 @@ class PrefixCache:
 
     def find(self, prompt: list[int]) -> KnownPrefix | None:
         """The longest prefix of a prompt that a row has."""
-        lengths = [common(row.tokens, prompt) for row in self.rows]
+        text = np.array(prompt, np.int64)
+        lengths = [common(row.text, text) for row in self.rows]
         return KnownPrefix(self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else None
 
     def use(self, used_rows: Collection[KeptRow]) -> None:
@@ -66,11 +76,12 @@ class PrefixCache:
                 self.rows = [other for other in self.rows if other is not row]
 
 
-def common(tokens: list[int], others: list[int]) -> int:
-    """The length of the common prefix of two lists of tokens.
+def common(tokens: Int[np.ndarray, " tokens"], others: Int[np.ndarray, " others"]) -> int:
+    """The length of the common prefix of two texts.
 
-    >>> common([3, 1, 4, 1], [3, 1, 5])
+    >>> common(np.array([3, 1, 4, 1]), np.array([3, 1, 5]))
     2
     """
-    pairs = enumerate(zip(tokens, others, strict=False))
-    return next((place for place, (token, other) in pairs if token != other), min(len(tokens), len(others)))
+    end = min(len(tokens), len(others))
+    differs = tokens[:end] != others[:end]
+    return int(differs.argmax()) if differs.any() else end

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from multidraft.models.door import as_reader
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.huggingface import masks
 from multidraft.models.ngram import Lookup
+from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.settings import Sampling
 
 WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=0), StaticTree(Tree.parse("2x1"))
@@ -198,3 +200,25 @@ def test_what_look_ups_read_takes_nothing_of_a_turns_budget(looks_up: bool) -> N
     with torch.inference_mode():
         batch.step(prompt_budget=24)  # of which the target reads five in each prompt
     assert len(batch.running) == (len(requests) if looks_up else 0)
+
+
+class FewPaths(TableModel):
+    """A model that tells some paths apart, as GGUF files do."""
+
+    sequences = 40
+
+
+@pytest.mark.parametrize("kept", [0, 30])
+def test_kept_rows_let_many_prompts_be_read_side_by_side(kept: int) -> None:
+    """Though there are as many of them as may be, beside the trees of the rows that decode."""
+    policy = StaticTree(Tree.parse("2"))
+    policy.limits = replace(policy.limits, max_paths=1, shared_paths=20)
+    batch = Batch(FewPaths(tables()[0].conditional, 5), tables()[1], WAY[0], policy, 8, 4000)
+    for token in range(kept):
+        answered(batch, [token % 5, token // 5 % 5, token // 25, 4])
+    assert len(batch.prefixes.rows) == min(kept, 18)
+    groups = batch.prompt_groups
+    batch.add([Request([token % 5, 1, token // 5, 2, 2], 3) for token in range(8)])
+    with torch.inference_mode():
+        batch.step()
+    assert batch.prompt_groups == groups + 1
