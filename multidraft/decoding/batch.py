@@ -224,7 +224,8 @@ class Batch:
 
     def answer(self, reading: TargetReading) -> DraftReading | None:
         """Tell what the target says of prompts, and draw the first new tokens if it says that too; who goes on."""
-        following = DraftReading(reading.requests, reading.state(), reading.is_repeated)
+        has_to_step = reading.is_repeated and not reading.scores_last  # the first step comes below
+        following = DraftReading(reading.requests, reading.state(), has_to_step)
         self.prompt_groups += not reading.is_repeated
         for request, reused in () if reading.is_repeated else zip(reading.requests, reading.reused, strict=True):
             self.prompt_tokens += len(request.prompt)

@@ -46,7 +46,7 @@ class TargetReading:
     ):
         self.requests, prefixes = requests, prefixes or [None] * len(requests)
         self.is_repeated = requests[0].phase >= Stage.CATCHING_UP
-        self.scores_last = scores_last and not self.is_repeated
+        self.scores_last = scores_last and not requests[0].tokens  # a first step is repeated as one
         self.num_prompt_logprobs = None if self.is_repeated else requests[0].num_prompt_logprobs
         self.prompt_logprobs: list[Logprob] = []
         self.logits: Tensor | None = None  # behind the last tokens, when these have been read
