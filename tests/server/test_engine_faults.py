@@ -164,6 +164,13 @@ def test_what_is_reported_of_a_step_may_fail_when_its_caches_are_written(functio
     check(tables, Injection(3, function))
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_first_step_that_fails_is_repeated_without_drafts(caplog):
+    """That of two rows whose prompts were read side by side."""
+    caplog.set_level(logging.CRITICAL + 1)
+    check(tiny, Injection(1, "batch.Batch.step_alone"))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("models", [tables, tiny])
