@@ -24,7 +24,7 @@ from tqdm import tqdm
 from multidraft.errors import AdviceError
 from multidraft.models.gguf import LIBRARIES
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.reader import Reader
+from multidraft.models.reader import Reader, chain_parents
 
 SIBLINGS = 8
 
@@ -71,7 +71,7 @@ def opened(files: list[Path]) -> list[tuple[tuple[str, str], Reader]]:
 def step(reader: Reader, count: int, is_tree: bool) -> None:
     """Read a chain and forget it; or siblings, of which the last stays."""
     tokens = list(range(100, 100 + count))
-    reader.forward([tokens], [[-1] * count if is_tree else list(range(-1, count - 1))])
+    reader.forward([tokens], [[-1] * count if is_tree else chain_parents(count)])
     reader.commit([[count - 1] if is_tree else []])
 
 

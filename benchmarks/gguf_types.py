@@ -23,6 +23,7 @@ from multidraft.cli.models import TRANSFORMERS, Loader, load
 from multidraft.io.files import cache
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface.from_gguf import folder_of
+from multidraft.models.reader import chain_parents
 from multidraft.zoo import smollm2
 
 MAX_TEXT = 512  # tokens; logits of all of them are in memory at once
@@ -69,7 +70,7 @@ def reference_of(target: Any, ids: list[int]) -> torch.Tensor:
 @torch.inference_mode()
 def logits_of(model: GGUF, ids: list[int]) -> torch.Tensor:
     """A file's logits behind every token of a text."""
-    return model.new(len(ids)).forward([ids], [list(range(-1, len(ids) - 1))]).logits[0]
+    return model.new(len(ids)).forward([ids], [chain_parents(len(ids))]).logits[0]
 
 
 def compared(reference: torch.Tensor, logits: torch.Tensor) -> list[tuple[float, bool]]:

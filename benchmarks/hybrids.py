@@ -18,7 +18,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 from multidraft.machine import commit, hardware
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.huggingface.paths import Paths
-from multidraft.models.reader import Reader
+from multidraft.models.reader import Reader, chain_parents
 
 SHAPE = dict(vocab_size=32_000, hidden_size=640, intermediate_size=1920, num_hidden_layers=12, head_dim=128)
 DIMS = dict(linear_key_head_dim=128, linear_value_head_dim=128)
@@ -54,7 +54,7 @@ def main() -> None:
     model = make_model()
     readers = {"one pass": CausalLM(model, options.context + 64), "paths": Paths(model)}
     for reader in readers.values():
-        reader.forward([list(range(options.context))], [list(range(-1, options.context - 1))], "none")
+        reader.forward([list(range(options.context))], [chain_parents(options.context)], "none")
         reader.commit([list(range(options.context))])
         seconds(reader, [-1])
     results = {}

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from multidraft.models.huggingface.from_gguf import folder_of
 from multidraft.models.huggingface.loading import load_model
 from multidraft.models.huggingface.masks import CausalLM
+from multidraft.models.reader import chain_parents
 from multidraft.zoo import smollm2
 
 ROUNDS = 20
@@ -32,7 +33,7 @@ def with_texts(model: PreTrainedModel, rows: int, context: int, is_ours: bool) -
     lengths = [context - row * context // (2 * rows) for row in range(rows)]
     size = (1, context)
     texts = [torch.randint(model.config.vocab_size, size, generator=random)[0, :length].tolist() for length in lengths]
-    reader.forward(texts, [list(range(-1, length - 1)) for length in lengths], "none")
+    reader.forward(texts, [chain_parents(length) for length in lengths], "none")
     reader.commit([list(range(length)) for length in lengths])
     return reader
 
@@ -41,7 +42,7 @@ def milliseconds(reader: CausalLM, new: int) -> float:
     """A pass over a chain of so many tokens in each row, which is forgotten."""
     rows = len(reader.rows)
     start = time.perf_counter()
-    reader.forward([list(range(new))] * rows, [list(range(-1, new - 1))] * rows)
+    reader.forward([list(range(new))] * rows, [chain_parents(new)] * rows)
     seconds = time.perf_counter() - start
     reader.commit([[]] * rows)
     return 1e3 * seconds

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from multidraft.models.huggingface.masks import CausalLM
+from multidraft.models.reader import chain_parents
 from on_gpu.asked import Line, PieceOptions
 from on_gpu.published import model_of
 
@@ -45,4 +46,4 @@ def a_pass(reader: CausalLM, num_new: int) -> Callable[[], None]:
 
 def read(reader: CausalLM, num_new: int) -> None:
     """So many tokens, each of which follows the one before it."""
-    reader.forward([[token % reader.vocabulary for token in range(num_new)]], [list(range(-1, num_new - 1))])
+    reader.forward([[token % reader.vocabulary for token in range(num_new)]], [chain_parents(num_new)])

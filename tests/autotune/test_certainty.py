@@ -120,7 +120,7 @@ class ReadsAll(Auto):
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_nothing_is_read_whose_drafts_would_not_pay_for_the_rows_beside(rows: int) -> None:
     """The fewer rows draft, the more certain they must be; drafts are those of a policy that reads all first."""
-    found = list[tuple[Any, int]]()
+    runs = list[tuple[Any, int]]()
     conditional = random_table(SIZE, 2, seed=5, concentration=0.05)
     for policy in Auto(Profile({}), 1.0, kind="lookup"), ReadsAll(Profile({}), 1.0, kind="lookup"):
         lookup = Counted(SIZE)
@@ -129,7 +129,7 @@ def test_nothing_is_read_whose_drafts_would_not_pay_for_the_rows_beside(rows: in
         tokens, info = md.generate(
             TableModel(conditional, SIZE), lookup, [[row % SIZE] for row in range(rows)], **settings
         )
-        found.append(([row.tolist() for row in tokens] + [info.nodes, info.accepted], lookup.reads))
-    (drafts, reads), (drafts_of_all, reads_of_all) = found
+        runs.append(([row.tolist() for row in tokens] + [info.nodes, info.accepted], lookup.reads))
+    (drafts, reads), (drafts_of_all, reads_of_all) = runs
     assert drafts == drafts_of_all
     assert 0 < reads < reads_of_all
