@@ -249,6 +249,8 @@ class Batch:
         if reading.requests:
             state = reading.state if state is None else extend(state, reading.state)
         self.state, self.running, self.reading = state, [*self.running, *reading.requests], None
+        for model in state.models if state else ():
+            model.reserve(self.rows_to_come)
         for request in reading.requests:
             request.phase = Stage.DECODING
 

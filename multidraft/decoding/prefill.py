@@ -158,6 +158,7 @@ def rows_of(model: Reader, kept_rows: Sequence[Reader | None], counts: Sequence[
         for row, count in zip(kept_rows, counts, strict=True)
     )
     first = next(readers)
+    first.reserve(len(counts))
     for other in readers:  # one is made when the one before has joined: all of them together take twice the memory
         first.extend(other)
     return first

@@ -69,11 +69,16 @@ class DrafterGroup(Reader):
         for drafter in self.drafters:
             if drafter.hidden_layers:
                 places = [self.hidden_layers.index(layer) for layer in drafter.hidden_layers]
-                drafter.observe([row[:, places] for row in states])
+                is_all = places == [*range(len(self.hidden_layers))]  # else each row is copied
+                drafter.observe(states if is_all else [row[:, places] for row in states])
 
     def _commit(self, paths: Lists) -> None:
         for drafter in self.drafters:
             drafter.commit(paths)
+
+    def reserve(self, rows: int) -> None:
+        for drafter in self.drafters:
+            drafter.reserve(rows)
 
     def set_aside(self) -> None:
         for drafter in self.drafters:

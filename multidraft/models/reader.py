@@ -124,6 +124,9 @@ class Reader(ABC):
     def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:  # noqa: B027
         """Let new rows that look up drafts copy from a corpus each too, but not their forks: the owner may differ."""
 
+    def reserve(self, rows: int) -> None:  # noqa: B027
+        """Make room for so many rows, before they come by `extend`: all at once is faster than one by one."""
+
     def set_aside(self) -> None:  # noqa: B027
         """Hold the rows where passes over others' take no longer for them; they are only forked from now on."""
 

@@ -12,7 +12,9 @@ from tiny import CASES, CONTEXT, EAGER_ONLY, WINDOWED, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from multidraft.decoding.prefill import rows_of
 from multidraft.errors import AdviceError
+from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface.compat import check_supported, context
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.masks import CausalLM
@@ -182,6 +184,16 @@ def test_what_is_kept_is_not_reallocated_and_no_more_is_moved_than_must_be():
     run.gather([0])
     run.read(Forest([[1, 2, 3, 4]], [[-1, 0, 1, -1]]))
     assert not changed_slots(run, lambda: run.model.commit([[0, 1, 2]]))  # a path that is in place is not moved
+
+
+def test_rows_that_go_on_from_kept_ones_get_their_room_at_once():
+    """One by one their buffers would be copied a dozen times, and end with room for 18."""
+    drafter = SideBySide([CausalLM(tiny_model("llama"))])
+    drafter.forward([[1, 2, 3]], [[-1, 0, 1]], "none")
+    drafter.commit([[0, 1, 2]])
+    (model,) = drafter.drafters
+    (member,) = rows_of(drafter, [drafter] * 16, [2] * 16, 8).drafters
+    assert rows_of(model, [model] * 16, [2] * 16, 8).cache.storage.rows == member.cache.storage.rows == 16
 
 
 def test_the_users_model_is_left_as_it_was():

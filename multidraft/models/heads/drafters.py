@@ -28,7 +28,7 @@ from multidraft.transfer import concatenate, take, upload
 Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
 BlockMask = Float[Tensor, "rows 1 block slots"]
-MAX_UNFUSED = 32  # passes of the target whose states wait to be fused
+MAX_UNFUSED = 256  # of a row's tokens, whose states wait to be fused: those of a head that rests may never be
 HEAD_NAME = re.compile(rf"({'|'.join(KINDS)}):(.+)")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["config.json", *WEIGHT_FILES]
@@ -41,6 +41,7 @@ class Observed:
 
     states: Float[Tensor, "_ width"]  # the last ones that were observed, and are not used up
     unfused: HiddenStates = field(default_factory=list)  # those behind them, as they were observed
+    unfused_count: int = 0  # tokens whose states these are
     count: int = 1  # tokens that may be read: the state before them was observed; nothing is before the first
     settled: int = 0  # kept tokens that are done with; those behind them are read again, beside the target's states
     first: int = 0  # pending tokens that are read beside states of the target, the root the last of them
@@ -48,7 +49,7 @@ class Observed:
     @property
     def used_count(self) -> int:
         """Tokens before which the state is used up."""
-        return self.count - len(self.states) - sum(map(len, self.unfused))
+        return self.count - len(self.states) - self.unfused_count
 
 
 def settled_count(row: Row, path: list[int]) -> int:
@@ -127,8 +128,9 @@ class Head(Reader):
             if self.context is not None and observed.count + len(new) > self.context:  # beyond it nothing is read
                 new = new[: max(self.context - observed.count, 0)]
             if len(new):
-                observed.unfused, observed.count = [*observed.unfused, new], observed.count + len(new)
-        if any(len(row.memory.unfused) > MAX_UNFUSED for row in self.rows):
+                observed.unfused = [*observed.unfused, new]
+                observed.unfused_count, observed.count = observed.unfused_count + len(new), observed.count + len(new)
+        if any(row.memory.unfused_count > MAX_UNFUSED for row in self.rows):
             self.fuse()
 
     def fuse(self) -> None:
@@ -140,7 +142,7 @@ class Head(Reader):
         states = concatenate(new).flatten(1).to(self.device, self.dtype)
         fused = self.view.fuse(states[None])[0].split(list(map(len, new)))
         for observed, part in zip(rows, fused, strict=True):
-            observed.states, observed.unfused = torch.cat([observed.states, part]), []
+            observed.states, observed.unfused, observed.unfused_count = torch.cat([observed.states, part]), [], 0
 
     @torch.inference_mode()
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Logits:
@@ -182,6 +184,10 @@ class Head(Reader):
         """Let go of what was read of the tree, but for what the module remembers of these paths."""
 
     @torch.inference_mode()
+    def reserve(self, rows: int) -> None:
+        self.cache.storage.reserve(rows, 0)
+
+    @torch.inference_mode()
     def _gather(self, rows: list[int]) -> None:
         self.cache.gather(rows)
         self.outputs = None if self.outputs is None else self.outputs[rows]
@@ -195,12 +201,13 @@ class Head(Reader):
 
     @torch.inference_mode()
     def _fork(self, fork: "Head", row: int, length: int) -> None:
-        self.fuse()
         fork.view = self.view
         fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
-        states = old.states[: max(length - old.used_count, 0)]
-        fork.rows[0].memory = Observed(states, count=length, settled=min(length, old.settled))
+        held = max(length - old.used_count, 0)
+        states, waiting = old.states[:held], max(held - len(old.states), 0)
+        unfused = [torch.cat([*old.unfused])[:waiting]] if waiting else []  # a copy: they are parts of whole passes
+        fork.rows[0].memory = Observed(states, unfused, waiting, length, min(length, old.settled))
 
 
 class Slots:

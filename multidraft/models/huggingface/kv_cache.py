@@ -323,7 +323,7 @@ class TreeCache:
         """Put copies of the first kept tokens of another cache's rows below; nothing may be pending here."""
         self.storage.reserve(len(self.lengths) + len(rows), 0)  # also for rows that have read nothing
         for layer, source in zip(self.layers, other.layers, strict=True):
-            if source.block and rows:
+            if source.block and any(lengths):
                 layer.write(len(self.lengths), 0, [buffer[rows, :, : max(lengths)] for buffer in source.buffers])
         for net, other_net in zip(self.nets.layers.values(), other.nets.layers.values(), strict=True):
             net.extend(other_net, rows, len(self.lengths))

@@ -195,6 +195,10 @@ class CausalLM(HuggingFaceReader):
         return [lines[: len(row)] if in_order else take(lines, row) for lines, row in pairs]
 
     @torch.inference_mode()
+    def reserve(self, rows: int) -> None:
+        self.cache.storage.reserve(rows, 0)
+
+    @torch.inference_mode()
     def _gather(self, rows: list[int]) -> None:
         self.cache.gather(rows)
         self.pending_states = [states[rows] for states in self.pending_states]
