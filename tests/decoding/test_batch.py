@@ -70,6 +70,15 @@ def test_a_batch_reads_prompts_between_the_steps_of_rows() -> None:
     assert len(short.tokens) > 20
 
 
+def test_the_first_row_makes_room_for_those_that_wait() -> None:
+    """Buffers are copied once, and not with each row that joins."""
+    batch = Batch(as_reader(tiny_model("llama")), None, WAY[0], StaticTree(NO_DRAFTS))
+    with torch.inference_mode():
+        batch.add([Request([1, 2], 4), Request([1] * 40, 4)])
+        batch.step(prompt_budget=2)
+    assert (len(batch.running), batch.state.target.cache.storage.rows) == (1, 2)
+
+
 def test_pieces_end_together_and_similar_prompts_are_read_side_by_side() -> None:
     assert pieces_of([[1, 2, 3], [4], []], 3) == ([[1], [], []], [[2, 3], [4], []])
     assert pieces_of([[1] * 600], math.inf)[0] == [[1] * 512]
