@@ -46,14 +46,11 @@ def spread(lines: list[dict[str, str]], count: int) -> list[dict[str, str]]:
     return [lines[index * len(lines) // count] for index in range(count)]
 
 
-def contestants(target: str, threads: int) -> list[Contestant]:
+def contestants(target: str, threads: int, backend: str | None = None) -> list[Contestant]:
     """llama.cpp's server, plainly and with look-ups."""
+    settings = [*SERVER_SETTINGS, "--threads", str(threads), *(["--backend", backend] if backend else [])]
     return [
-        Contestant(
-            name,
-            [sys.executable, str(LLAMA_SERVER), "{port}", target, drafts, *SERVER_SETTINGS, "--threads", str(threads)],
-            {},
-        )
+        Contestant(name, [sys.executable, str(LLAMA_SERVER), "{port}", target, drafts, *settings], {})
         for name, drafts in {PLAIN: "none", LOOKUPS: "ngram"}.items()
     ]
 
@@ -71,6 +68,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", nargs="+", default=["0", "0.7"])
     parser.add_argument("--max-new-tokens", default="128")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--backend", help="a file of ggml's for a GPU, for llama.cpp's server: see llama_server.py")
+    parser.add_argument("--settling-seconds", default="1", help="between a server's answer and the next one's turn")
     parser.add_argument("--only", nargs="+", help="names of contestants, as spec_bench.py has them")
     return parser.parse_args()
 
@@ -87,13 +86,14 @@ def main() -> None:
                 contestant.name: stack.enter_context(
                     running(contestant, options.out / f"{contestant.name}.log", options.threads)
                 )
-                for contestant in contestants(options.target, options.threads)
+                for contestant in contestants(options.target, options.threads, options.backend)
             }
             suffixes = [f" on {engine}" for engine in options.engine] if len(options.engine) > 1 else [""]
             names = options.only or [f"{name}{suffix}" for name in ("plain, ours", "lookup") for suffix in suffixes]
             words = [str(options.out / "runs.jsonl"), "--prompts", str(asked), "--each", str(options.each)]
             words += ["--target", options.target, "--engine", *options.engine, "--temperature", *options.temperature]
             words += ["--max-new-tokens", options.max_new_tokens, "--threads", str(options.threads)]
+            words += ["--settling-seconds", options.settling_seconds]
             words += ["--server", *(f"{name}={server.url}" for name, server in servers.items())]
             spec_bench.main([*words, "--only", *names, *servers, "--over", PLAIN])
     except (AdviceError, OSError) as error:

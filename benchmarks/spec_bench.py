@@ -38,7 +38,6 @@ from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
 
 RESAMPLES = 2000
-SETTLING_SECONDS = 1.0  # for which a server's threads may go on waiting actively once it has answered
 Run = dict[str, Any]
 Bar = tuple[str, float, float, float]  # a contestant, its ratio, and the ratio's interval
 
@@ -92,7 +91,7 @@ def measure(options: argparse.Namespace) -> Path:
         place = dict(id=prompt["id"], task=prompt["task"], temperature=temperature, who=name)
         journal.append(place | run | dict(day=datetime.now(UTC).date().isoformat()))
         if name in servers:
-            sleep(SETTLING_SECONDS)
+            sleep(options.settling_seconds)
     return options.out
 
 
@@ -235,6 +234,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--settling-seconds",
+        type=float,
+        default=1.0,
+        help="after a server's answer, while its threads may go on waiting actively",
+    )
     parser.add_argument("--only", nargs="+", help="names of contestants")
     options = parser.parse_args(words)
     if sum(way is not None for way in (options.out, options.show, options.markdown)) != 1:
