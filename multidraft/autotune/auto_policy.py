@@ -38,7 +38,7 @@ from multidraft.verification.scheme import Scheme
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
-STEPS_PER_PRICING = 8  # prices are computed again after so many steps
+STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 TIME_PLAIN_EVERY, PLAIN_IN_A_ROW = 16, 2  # so many of so many steps have no drafts, until enough of these were timed
 CHAINS_TO_TIME = (1, 3, 7, 15)  # look-ups, with whose roots passes have 2, 4, 8 and 16 tokens; each twice as long
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
@@ -49,6 +49,7 @@ FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
+FADE_PER_STEP = math.exp(-1 / MEMORY_STEPS)
 PROBE_MEMORY_NODES = 8.0  # the same of acceptance in a probe, which is to find out what has changed
 PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
 MAX_LOSS = 3.0  # tokens of a row that the last steps may have made fewer than plain ones, as chance has it
@@ -137,8 +138,11 @@ class Auto(Growing):
         max_paths = max(shape.max_paths or 0 for shape in shapes)
         self.limits = replace(self.limits, draft_counts=range(1, MAX_DRAFTS + 1), max_paths=max_paths)
         self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
+        self.temperatures = set[float | int]()  # of the last step's rows
         self.learnt_rates: TreeRates | None = None  # from the prior and recent verdicts; None where newer ones came
-        self.costs: Costs | None = None  # that the current prices come from
+        self.costs: Costs | None = None  # of steps now
+        self.priced_costs: Costs | None = None  # that prices come from, beside the acceptance rates
+        self.priced_by: tuple[float | int, ...] = ()  # and the other numbers
         self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
         self.steps = self.steps_without_drafts = 0
@@ -201,7 +205,10 @@ class Auto(Growing):
         While others are about to join, prices are those of all: drafts that do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
-        is_due = self.is_surprised or self.steps % STEPS_PER_PRICING == 0  # where nobody is asked, no sooner
+        is_due = self.steps % STEPS_PER_PRICING == 0  # where nobody is asked, no sooner
+        if is_due and self.budget:  # also where it is spent: steps of a busy machine are dropped once it is quiet
+            self.profile.check_load()
+        is_due |= self.is_surprised
         if not self.has_costs:
             self.rows = priced_rows
         elif is_due or (priced_rows != self.rows and not self.asks_nobody):
@@ -287,7 +294,14 @@ class Auto(Growing):
         rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
         reads = self.prompt_reads._replace(passes=rows * self.prompt_reads.passes)
         model_margin = CATCH_UP_MARGIN * rows if self.phase is Phase.RESTING else 0.0
-        self.price(rates, costs, rate, reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows), model_margin)
+        numbers = (rate, *reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows), model_margin)
+        is_close = all(
+            math.isclose(new, old, rel_tol=PRICING_TOLERANCE)
+            for new, old in zip(numbers, self.priced_by or numbers, strict=True)
+        )
+        if not (rates is self.rates and costs == self.priced_costs and is_close):
+            self.priced_costs, self.priced_by = costs, numbers
+            self.price(rates, costs, rate, reads, *numbers[-2:])
         if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
             self.pauses[rows.bit_length()] = max(self.pauses[rows.bit_length()] // 2, FIRST_PAUSE)
 
@@ -330,18 +344,17 @@ class Auto(Growing):
         """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
         if not any(record.scored):
             return None
-        fade, work = math.exp(-1 / MEMORY_STEPS), work_of(record.trees, self.kind)
+        rows, fade, work = len(record.trees), FADE_PER_STEP, work_of(record.trees, self.kind)
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             seconds = sum(record.seconds.values()) - record.seconds["measure"]
             self.is_surprised = bool(self.budget and work.nodes) and seconds > MAX_SURPRISE * forecast.seconds
             self.recent_seconds = self.recent_seconds * fade + seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
-        if any(tree.laws for tree in record.trees):
+        if work is not NO_WORK:
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
-        self.longest_right = max(self.longest_right, *(len(emission.tokens) - 1 for emission in record.emitted))
+            self.longest_right = max(self.longest_right, *(len(emission.tokens) - 1 for emission in record.emitted))
         is_seeded = any(tree.is_seeded for tree in record.trees)
-        rows = len(record.trees)
         if self.timed_tree is not None and not is_seeded and (work.nodes or self.kind != "lookup"):
             self.steps_with_tree[self.profile.restarts, rows, self.timed_tree] += 1
         if self.is_probing:
@@ -376,9 +389,9 @@ class Auto(Growing):
         """The tokens and seconds that were to be expected of the trees that were drawn."""
         if self.costs is None or self.timed_tree is not None or len(record.trees) != self.rows:
             return None
-        tokens = 0.0
-        for tree, scored in zip(record.trees, record.scored, strict=True):
-            tokens += scored and 1.0 + sum(self.reach(tree, node) for node in range(1, len(tree)))
+        tokens = float(sum(record.scored))
+        for tree, scored in zip(record.trees, record.scored, strict=True) if work.nodes else ():
+            tokens += scored and sum(self.reach(tree, node) for node in range(1, len(tree)))
         return StepForecast(tokens, self.costs.seconds(work))
 
     def counts_as_timed(self, rows: int, drafted: bool) -> bool:
@@ -395,15 +408,18 @@ class Auto(Growing):
 
     def time(self, record: "StepRecord", times: bool) -> None:
         """Add a step that counts to the profile while it needs more, and write that from time to time."""
-        if self.profile.timed_rows:
+        added_seconds = note(self.profile, record, self.kind, self.budget, times)
+        if added_seconds and self.profile.timed_rows:
             self.say_timing(self.rows)
-        self.unsaved_seconds += note(self.profile, record, self.kind, self.budget, times)
+        self.unsaved_seconds += added_seconds
         if self.unsaved_seconds > SAVE_SECONDS:
             self.finish(advise=False)
 
     def follow_temperature(self, record: "StepRecord") -> None:
         """Start from what is known of acceptance at the temperature at which most rows decode now."""
-        temperatures = temperatures_of(record)
+        if (exact := {row.sampling.temperature for row in record.targets.rows}) == self.temperatures:
+            return
+        self.temperatures, temperatures = exact, temperatures_of(record)
         if self.temperature not in temperatures and temperatures:
             ((self.temperature, _),) = Counter(temperatures).most_common(1)
             self.prior, self.learnt_rates = self.profile.rates(self.temperature), None
@@ -453,15 +469,13 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
 
     Returns the seconds that were added.
     """
-    rows = len(record.trees)
-    temperatures = temperatures_of(record) if any(tree.laws for tree in record.trees) else []  # else nobody was asked
+    rows, work = len(record.trees), work_of(record.trees, kind)
+    temperatures = temperatures_of(record) if work is not NO_WORK else []  # then nobody was asked
     for temperature in {*temperatures}:
         if (tracker := profile.at(temperature)).nodes < MAX_LEARNT_NODES:
             tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
-    profile.check_load()  # also where the budget is spent: steps of a busy machine are dropped once it is quiet
     if not times or record.is_catching_up or record.is_first_of_size or profile.is_disturbed:
         return 0.0
-    work = work_of(record.trees, kind)
     if not work.nodes and profile.step_count(rows, False) >= MAX_SAMPLES:  # else a long rest would use all up
         return 0.0
     if profile.timed_rows and profile.spent_near(rows) >= budget:

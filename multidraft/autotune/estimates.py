@@ -237,11 +237,13 @@ class Costs:
         >>> [costs.drafted_seconds(nodes) for nodes in (0, 1, 4, 7, 15, 16)]
         [0.0, 15.0, 75.0, 135.0, 175.0, 185.0]
         """
-        if not nodes:
-            return 0.0
-        places, seconds = [place for place, _ in self.beside_line], [more for _, more in self.beside_line]
-        beside = float(np.interp(nodes, places, seconds)) if places else 0.0
-        return max(self.first - self.plain + self.node * nodes + beside, 0.0)
+        return self.drafted_seconds_of([nodes])[0] if nodes else 0.0
+
+    def drafted_seconds_of(self, counts: Sequence[float | int]) -> list[float]:
+        """The same for several numbers of nodes, at least one each."""
+        places, seconds = zip(*self.beside_line or ((0, 0.0),), strict=True)
+        beside = np.interp(counts, places, seconds)
+        return np.maximum(self.first - self.plain + self.node * np.asarray(counts) + beside, 0.0).tolist()
 
     def with_plain(self, plain: float | int) -> "Costs":
         """The costs where a plain step takes so long; drafts make it longer by as much as before."""

@@ -64,9 +64,8 @@ class Growing(TreePolicy):
         first_seconds = max(costs.drafted_seconds(1) - costs.node, 0.0)
         self.first_price = price_per_second * first_seconds + margin * rate * costs.plain
         lowest_price, prices = price_per_second * MIN_NODE_SHARE * costs.plain, self.tree_prices
-        for nodes in range(1, len(prices)):
-            price = price_per_second * (costs.drafted_seconds(nodes) - first_seconds)
-            prices[nodes] = max(price, prices[nodes - 1] + lowest_price)
+        for nodes, seconds in enumerate(costs.drafted_seconds_of(range(1, len(prices))), 1):
+            prices[nodes] = max(price_per_second * (seconds - first_seconds), prices[nodes - 1] + lowest_price)
         self.least_price = min(after - before for before, after in pairwise(prices))
         self.read_price, self.level_price = price_per_second * costs.read, price_per_second * costs.level
         gains = [

@@ -69,6 +69,7 @@ class Profile:
     acceptance: dict[float, AcceptanceTracker] = field(default_factory=dict)
     spent: dict[int, float] = field(default_factory=dict)  # seconds of timed steps, by rows
     costs_at: dict[int, Costs] = field(default_factory=dict, repr=False, compare=False)  # a cache of fits
+    step_counts: dict[tuple[int, bool], int] = field(default_factory=dict, repr=False, compare=False)  # a cache
     has_busy_steps: bool = field(default=False, repr=False, compare=False)  # timed while the machine was busy
     is_disturbed: bool = field(default=False, repr=False, compare=False)  # steps do not count now: it is busy
     restarts: int = field(default=0, repr=False, compare=False)  # how often the steps of a busy machine were dropped
@@ -87,7 +88,7 @@ class Profile:
 
     def restart(self) -> None:
         """Drop all timed steps; acceptance, which no load changes, stays."""
-        for kept in (self.samples, self.spent, self.costs_at):
+        for kept in (self.samples, self.spent, self.costs_at, self.step_counts):
             kept.clear()
         vars(self).pop("timed_rows", None)
         self.has_busy_steps, self.restarts = False, self.restarts + 1
@@ -99,6 +100,7 @@ class Profile:
         del runs[:-MAX_SAMPLES]
         self.spent[rows] = self.spent.get(rows, 0.0) + step.draft + step.target + step.rest
         self.costs_at.clear()
+        self.step_counts.clear()
         if rows not in self.timed_rows:
             del self.timed_rows  # it is computed again
 
@@ -108,7 +110,10 @@ class Profile:
 
     def step_count(self, rows: int, drafted: bool) -> int:
         """How many timed steps are kept, with drafts or without."""
-        return sum(len(runs) for kind, runs in self.samples.get(rows, {}).items() if drafted != kind.endswith("/0"))
+        if (case := (rows, drafted)) not in self.step_counts:
+            groups = self.samples.get(rows, {}).items()
+            self.step_counts[case] = sum(len(runs) for kind, runs in groups if drafted != kind.endswith("/0"))
+        return self.step_counts[case]
 
     @cached_property
     def timed_rows(self) -> list[int]:

@@ -191,8 +191,12 @@ def draw_level(rows: list[RunningRow], law: Law, trees: list[TokenTree], counts:
     for count, places in sorted(groups.items()):  # a row takes its numbers in an order of its own
         law_of_count = law.with_drafts(count)
         uniforms = [rows[row].random.take(law_of_count.num_uniforms) for row, _ in places]
-        draft = stack_distributions([trees[row].laws[node] for row, node in places], count)
-        tuples = law_of_count.draw(draft, torch.tensor(uniforms, dtype=torch.float64)).tolist()
+        laws = [trees[row].laws[node] for row, node in places]
+        if law.draft_probability == 1 and all(node_law.probabilities.shape == (1,) for node_law in laws):
+            tuples = [law_of_count.tuple_of_one_token[:] for _ in laws]  # as of look-ups, level by level
+        else:
+            draft = stack_distributions(laws, count)
+            tuples = law_of_count.draw(draft, torch.tensor(uniforms, dtype=torch.float64)).tolist()
         drawn |= zip(places, zip(tuples, uniforms, strict=True), strict=True)
     for row, node_counts in counts.items():
         for node in sorted(node_counts):

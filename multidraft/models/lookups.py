@@ -152,6 +152,8 @@ class Situation(NamedTuple):
     """What the end of a text tells of the token that follows."""
 
     match: Match
+    place: int | None = None  # after the latest occurrence of the match, cut to the longest run that is looked up
+    length: int = 0  # of that run
     elsewhere: CopiedPlace | None = None  # of the longest run that occurs in a corpus
     was_right: bool = False  # whether the last token was guessed by the longest match
     resumption: Resumption | None = None
@@ -177,7 +179,8 @@ class Matches(SuffixAutomaton):
 
     def __init__(self, longest: int, corpora: Sequence[Corpus] = ()):
         super().__init__()
-        self.longest, self.corpora, self.now = longest, corpora, Situation(self.end)
+        self.longest, self.corpora, self.now = longest, corpora, Situation(Match(0, 0))
+        self.guesses_now = list[Guess]()
         self.ahead: dict[tuple[int, ...], Situation] = {}  # by tokens that the text may go on with
         self.tallies: dict[tuple[str, int, int], tuple[int, int]] = {}  # hits and trials, by kind
 
@@ -185,17 +188,25 @@ class Matches(SuffixAutomaton):
         """Go on to the end of a text, given from `start` on, of which the beginning has been read."""
         self.ahead.clear()
         for token in text[len(self.text) - start :]:
-            for guess in self.guesses(self.now):
+            for guess in self.guesses_now:
                 hits, trials = self.tallies.get(guess.kind, (0, 0))
                 self.tallies[guess.kind] = hits + (guess.token == token), trials + 1
-            following = self.after(self.now, (token,))
+            was_right, resumption = self.outcome(self.now, token)
+            elsewhere = self.elsewhere_after(self.now, (token,))
             self.add(token)
-            self.now = following._replace(match=self.end)
+            match = self.end
+            self.now = Situation(match, *self.follower(match, self.longest), elsewhere, was_right, resumption)
+            self.guesses_now = list(self.guesses(self.now))
 
     def after(self, situation: Situation, path: tuple[int, ...]) -> Situation:
         """The situation behind a path, from that before its last token; the text only may go on with it."""
-        match, elsewhere, _, resumption = situation
-        token, (at, length) = path[-1], self.follower(match, self.longest)
+        match = self.match_after(situation.match, path[-1])
+        elsewhere, outcome = self.elsewhere_after(situation, path), self.outcome(situation, path[-1])
+        return Situation(match, *self.follower(match, self.longest), elsewhere, *outcome)
+
+    def outcome(self, situation: Situation, token: int) -> tuple[bool, Resumption | None]:
+        """Whether the longest run has been right if this token came, and where the text would go on if not."""
+        _, at, length, elsewhere, _, resumption = situation
         source: SuffixAutomaton | Corpus = self
         if elsewhere is not None and elsewhere.length > length:
             source, at, length, _ = elsewhere
@@ -203,9 +214,13 @@ class Matches(SuffixAutomaton):
         resumption = resumption and resumption.after(token)
         if resumption is None and at is not None and not was_right and length >= LONG_MATCH:
             resumption = Resumption(source, at + 1)
-        match = self.match_after(match, token)
-        elsewhere = self.place_elsewhere(elsewhere, match.length, path) if self.corpora else None
-        return Situation(match, elsewhere, was_right, resumption)
+        return was_right, resumption
+
+    def elsewhere_after(self, situation: Situation, path: tuple[int, ...]) -> CopiedPlace | None:
+        """The place in a corpus behind a path, from the situation before its last token."""
+        if not self.corpora:
+            return None
+        return self.place_elsewhere(situation.elsewhere, self.match_after(situation.match, path[-1]).length, path)
 
     def place_elsewhere(self, before: CopiedPlace | None, length: int, path: tuple[int, ...]) -> CopiedPlace | None:
         """The place behind the longest run in a corpus: a long one that goes on, or one that is searched for.
@@ -231,8 +246,7 @@ class Matches(SuffixAutomaton):
 
     def guesses(self, situation: Situation) -> Iterator[Guess]:
         """What may follow: by the match, by a longer one in a corpus, and by the resumption."""
-        match, elsewhere, was_right, resumption = situation
-        at, length = self.follower(match, self.longest)
+        _, at, length, elsewhere, was_right, resumption = situation
         if at is not None:
             yield Guess(self.text[at], ("match", size_class(length), was_right), length)
         if elsewhere is not None and elsewhere.length > length:
@@ -252,7 +266,8 @@ class Matches(SuffixAutomaton):
 
     def next_token(self, path: Sequence[int]) -> tuple[int, float] | None:
         """The token that most likely follows if the text goes on with a path, and how likely; None for no text."""
-        likely = [(guess.token, self.certainty(guess)) for guess in self.guesses(self.situation(tuple(path)))]
+        guesses = self.guesses(self.situation(tuple(path))) if path else self.guesses_now
+        likely = [(guess.token, self.certainty(guess)) for guess in guesses]
         return max(likely, key=lambda pair: pair[1], default=None)
 
 

@@ -68,6 +68,12 @@ class Law(ABC):
         """Whether a tuple is a single token drawn from q itself, and never empty."""
         return self.drafts == 1 and self.draft_probability == 1
 
+    @cached_property
+    def tuple_of_one_token(self) -> list[int]:
+        """What is drawn from a distribution of a single token, token 0, unless nothing is: no number decides on it."""
+        draft, uniform = torch.ones(1, dtype=torch.float64), torch.zeros(self.width, dtype=torch.float64)
+        return self.draw_all(draft, uniform).tolist()
+
     def batch(self, draft: Tensor) -> torch.Size:
         """The leading shape: one tuple is drawn for each of its entries."""
         return draft.shape[:-1]

@@ -207,3 +207,14 @@ def test_bad_input_gets_advice(call, message: str) -> None:
 
 def outcome(target: list, draft: list, drafted: list, name: str = "iid:lorenz") -> Outcome:
     return md.scheme(name, drafts=2).outcome(torch.tensor(target), torch.tensor(draft), torch.tensor(drafted))
+
+
+ONE_DISTRIBUTION = [case for case in EVERY if not md.scheme(case[0]).law.per_draft_distributions]
+
+
+@pytest.mark.parametrize(("name", "drafts"), ONE_DISTRIBUTION + [(name, 3) for name in SET])
+def test_no_number_decides_what_is_drawn_of_one_token(name: str, drafts: int) -> None:
+    law, one_token = md.scheme(name).with_drafts(drafts).law, torch.ones(1)
+    drawn, nothing = torch.tensor(law.tuple_of_one_token), torch.full((law.width,), -1)
+    assert law.probability(one_token, drawn) == 1
+    assert law.probability(one_token, nothing) == 0

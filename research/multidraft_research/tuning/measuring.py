@@ -53,6 +53,7 @@ def measure(
                 break
             count, temperature, tree = rng.choice(rows), rng.choice(temperatures), rng.choice([*TREES.values()])
             is_fixed = count in profile.timed_rows and rng.random() < FIXED_SHARE
+            profile.check_load()
             policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, TreeLimits(), UNLIMITED_BUDGET, kind)
             for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
                 if is_fixed:
