@@ -3,6 +3,11 @@
     python benchmarks/real_model.py runs/real --target qwen2.5-coder-1.5b-q4_k_m.gguf --prompts FOLDER --each 8
     python benchmarks/spec_bench.py --show runs/real/runs.jsonl --over "llama.cpp's server"
 
+On a GPU, with a build of llama.cpp for it, whose own server computes there by the build's file:
+
+    MULTIDRAFT_LLAMA_LIB=FOLDER python benchmarks/real_model.py runs/gpu ... --engine llama.cpp --settling-seconds 0 \\
+        --backend FOLDER/libggml-cuda.so
+
 Edits of functions of this project, and of a folder with spec_bench.jsonl and humaneval.jsonl summaries, questions with
 context, chats and code. The servers are llama.cpp's as the package xllamacpp brings it (`pip install --no-deps
 xllamacpp`), with the same file and threads, and its look-ups with the lengths that are best for edits. Everyone takes
