@@ -391,7 +391,7 @@ class Auto(Growing):
             return None
         tokens = float(sum(record.scored))
         for tree, scored in zip(record.trees, record.scored, strict=True) if work.nodes else ():
-            tokens += scored and sum(self.reach(tree, node) for node in range(1, len(tree)))
+            tokens += sum(self.reach(tree, node) for node in range(1, len(tree)) if scored)
         return StepForecast(tokens, self.costs.seconds(work))
 
     def counts_as_timed(self, rows: int, drafted: bool) -> bool:

@@ -19,6 +19,7 @@ from multidraft.decoding.state import DecodeConfig, NodeGroup, RowNode, RunningR
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
 from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored, chain_parents
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
+from multidraft.sampling.from_logits import can_be_pending
 from multidraft.sampling.gate import Faults, RowFault
 from multidraft.transfer import take
 from multidraft.verification.law import Law
@@ -41,7 +42,7 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
     rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
-    growing, depth, faults = [trees[row] for row in rows], 0, dict[int, RowFault]()
+    growing, depth, faults, guesses = [trees[row] for row in rows], 0, dict[int, RowFault](), False
     while any((plan := policy.plan(growing, depth)).nodes):
         places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
@@ -50,7 +51,14 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
             places = drafting_roots(state.rows, trees, promising)
             if not promising:
                 break
-        faults |= read_level(state, config, policy, trees, places, depth, plan.lookup_only)
+            guesses = plan.lookup_only and can_guess(state, promising)
+            if guesses and len(places) < len(promising):
+                read_level(state, config, policy, trees, [], depth, lookup_only=True)  # of those that lag far behind
+            places = promising if guesses else places
+        if guesses:
+            places = guess_level(state, trees, places)
+        else:
+            faults |= read_level(state, config, policy, trees, places, depth, plan.lookup_only)
         drafting = {row for row, _ in places}.difference(faults)
         counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
         counts = {row: drafts for row, drafts in counts.items() if row in drafting}
@@ -92,6 +100,28 @@ def drafting_roots(rows: list[RunningRow], trees: list[TokenTree], places: RowNo
         else:
             drafting.append((row, root))
     return drafting
+
+
+def can_guess(state: State, places: RowNodes) -> bool:
+    """Whether what is drafted is one token at each node, which is looked up without reading those before it."""
+    assert state.draft is not None
+    settings = [state.rows[row].sampling for row, _ in places]
+    return all(can_be_pending(sampling.for_draft or sampling) for sampling in settings) and all(
+        state.draft.guess(row, []) is not None for row, _ in places
+    )
+
+
+def guess_level(state: State, trees: list[TokenTree], places: RowNodes) -> RowNodes:
+    """Note what is looked up at nodes, which the draft model reads later, if they are kept; nodes that have a guess."""
+    assert state.draft is not None
+    found = RowNodes()
+    for row, node in places:
+        tree = trees[row]
+        guess = state.draft.guess(row, [tree.tokens[above] for above in tree.path(node)])
+        if guess is not None and 0 <= guess[0] < state.target.vocabulary:
+            tree.laws[node] = NodeLaw(np.array(guess[:1]), np.ones(1), certainty=guess[1])
+            found.append((row, node))
+    return found
 
 
 def read_level(

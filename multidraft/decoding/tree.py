@@ -57,15 +57,20 @@ class NodeLaw:
     scores: LevelScores | None = None  # what the (first) drafter said, in this line
     line: int = 0
     accepted: list[float] | None = None  # by number of drafts at the node, how likely a policy takes that to be
+    certainty: float | None = None  # of a token that was looked up: how likely it is right
 
     @property
     def known_probs(self) -> list[float] | None:
         """The probabilities of the most likely tokens, if the drafter says how much of the law it knows."""
+        if self.certainty is not None:
+            return [self.certainty]
         return None if self.scores is None else self.scores.known_probs[self.line]
 
     @property
     def confidence(self) -> float:
         """The largest probability at temperature 1; 1 where nothing is known of it."""
+        if self.certainty is not None:
+            return self.certainty
         return 1.0 if self.scores is None else self.scores.confidences[self.line]
 
 

@@ -179,6 +179,9 @@ class LookupThenModel(DrafterGroup):
     def certainty(self, row: int, unread: list[int]) -> float | None:
         return self.copied.certainty(row, unread)
 
+    def guess(self, row: int, path: list[int]) -> tuple[int, float] | None:
+        return self.copied.guess(row, path)
+
     def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
         copied = self._look_up(tokens, parents, scored)
         asked = list[tuple[int, int, int]]()  # scored tokens that are not sure: row, place, and which pending one

@@ -227,6 +227,9 @@ class Lookup(CountingReader):
         guess = self.read(row, unread).next_token(())
         return guess[1] if guess else GUESS_WEIGHT
 
+    def guess(self, row: int, path: list[int]) -> tuple[int, float] | None:
+        return self.read(row).next_token(path)
+
     def next_token(self, row: int, prefix: TokenPrefix) -> TokenLaw:  # type: ignore[override]
         matches = self.read(row)
         guess = matches.next_token(prefix[matches.num_read - len(self.rows[row].kept) :])

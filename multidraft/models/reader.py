@@ -137,6 +137,13 @@ class Reader(ABC):
         """
         return None
 
+    def guess(self, row: int, path: list[int]) -> tuple[int, float] | None:
+        """The one token that may follow a path behind those that `certainty` was asked for last, and how likely it is.
+
+        None of a drafter that may draft several there, or has to read them.
+        """
+        return None
+
     def encode(self, tokens: list[int]) -> list[int]:
         """The target's tokens as this model reads them."""
         return tokens

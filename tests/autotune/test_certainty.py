@@ -94,6 +94,39 @@ class Counted(Lookup):
         self.count()
         return super()._read(*inputs)
 
+    def guess(self, row: int, path: list[int]) -> tuple[int, float] | None:
+        self.count()
+        return super().guess(row, path)
+
+
+class ReadsEachLevel(Lookup):
+    """A look-up that drafts a chain by a pass over each of its levels, as other drafters do."""
+
+    def new(self, capacity: int) -> "ReadsEachLevel":
+        return ReadsEachLevel(self.vocabulary, self.longest)
+
+    def guess(self, row: int, path: list[int]) -> None:
+        return None
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_looked_up_is_what_passes_over_each_level_say(rows: int, temperature: float) -> None:
+    """Texts that leave a period at times: tokens, drafts and what was accepted are equal."""
+    leaving = random_table(SIZE, 2, seed=6, concentration=0.05)
+    model = TableModel(
+        lambda prefix: 0.9 * torch.eye(SIZE, dtype=torch.float64)[len(prefix) % 90 % SIZE] + 0.1 * leaving(prefix), SIZE
+    )
+    runs = list[tuple[list[list[int]], int, int]]()
+    for lookup in Lookup(SIZE), ReadsEachLevel(SIZE):
+        generators = [torch.Generator().manual_seed(row) for row in range(rows)]
+        policy = Auto(Profile({}), temperature, kind="lookup")
+        settings = dict(tree=policy, max_new_tokens=60, generator=generators, eos_token_id=[])
+        tokens, info = md.generate(model, lookup, [[row] for row in range(rows)], temperature=temperature, **settings)
+        runs.append(([row.tolist() for row in tokens], info.nodes, info.accepted))
+    assert runs[0] == runs[1]
+    assert 0 < runs[0][2] <= runs[0][1]
+
 
 def test_a_text_without_repetitions_is_never_read() -> None:
     lookup = Counted(SIZE)
