@@ -55,7 +55,7 @@ def main() -> int:
         ("judge, lines", lines((ROOT / "judge" / "multidraft_judge").rglob("*.py")), 3_710),
         ("tests, lines", lines(path for folder in TESTS for path in folder.rglob("*.py")), 31_850),
         ("tests, patches of our names", sum(patches(path) for folder in TESTS for path in folder.rglob("*.py")), 90),
-        ("docs and README, written words", sum(map(words, pages)), 20_310),
+        ("docs and README, written words", sum(map(words, pages)), 20_340),
     ]
     for name, size, limit in rows:
         note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"

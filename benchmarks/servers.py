@@ -101,7 +101,8 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
         slots = ["--slots", str(max([1, *options.clients])), "--context", str(options.context)]
         for name, drafts in {"llama.cpp's server": "none", "llama.cpp's server, look-ups": "ngram"}.items():
             theirs = [options.llama_server, str(LLAMA_SERVER), "{port}", their_target, drafts, *slots, *LLAMA_LOOKUPS]
-            all_contestants.append(Contestant(name, [*theirs, "--threads", str(options.threads)], {"ignore_eos": True}))
+            fields = {"ignore_eos": True, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # else it leaves most tokens out
+            all_contestants.append(Contestant(name, [*theirs, "--threads", str(options.threads)], fields))
     return all_contestants
 
 
