@@ -36,9 +36,9 @@ def arguments() -> argparse.Namespace:
 
 def load_backend(file: str) -> None:
     """Let the package's copy of ggml compute with a GPU, or end."""
-    own = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
-    own.ggml_backend_load.restype = ctypes.c_void_p
-    if not own.ggml_backend_load(file.encode()):
+    own_library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+    own_library.ggml_backend_load.restype = ctypes.c_void_p
+    if not own_library.ggml_backend_load(file.encode()):
         sys.exit(f"llama_server.py: {file} cannot be used here; its version has to fit that of xllamacpp")
 
 

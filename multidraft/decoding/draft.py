@@ -114,14 +114,14 @@ def can_guess(state: State, places: RowNodes) -> bool:
 def guess_level(state: State, trees: list[TokenTree], places: RowNodes) -> RowNodes:
     """Note what is looked up at nodes, which the draft model reads later, if they are kept; nodes that have a guess."""
     assert state.draft is not None
-    found = RowNodes()
+    guessed_places = RowNodes()
     for row, node in places:
         tree = trees[row]
         guess = state.draft.guess(row, [tree.tokens[above] for above in tree.path(node)])
         if guess is not None and 0 <= guess[0] < state.target.vocabulary:
             tree.laws[node] = NodeLaw(np.array(guess[:1]), np.ones(1), certainty=guess[1])
-            found.append((row, node))
-    return found
+            guessed_places.append((row, node))
+    return guessed_places
 
 
 def read_level(
