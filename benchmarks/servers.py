@@ -23,6 +23,7 @@ MODEL = {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}  #
 NGRAM = ("n-grams", {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2})
 STOP_SECONDS = 60  # to end by itself
 LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
+ALL_TOKENS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # to draw from: llama.cpp's server leaves most out unless told so
 LLAMA_LOOKUPS = ("--looked-up", "12", "--drafted", "48")  # the best for edits
 ZOO = Path(__file__).parents[1] / "multidraft" / "zoo"
 
@@ -101,7 +102,7 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
         slots = ["--slots", str(max([1, *options.clients])), "--context", str(options.context)]
         for name, drafts in {"llama.cpp's server": "none", "llama.cpp's server, look-ups": "ngram"}.items():
             theirs = [options.llama_server, str(LLAMA_SERVER), "{port}", their_target, drafts, *slots, *LLAMA_LOOKUPS]
-            fields = {"ignore_eos": True, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # else it leaves most tokens out
+            fields = {"ignore_eos": True} | ALL_TOKENS
             all_contestants.append(Contestant(name, [*theirs, "--threads", str(options.threads)], fields))
     return all_contestants
 

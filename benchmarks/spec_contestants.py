@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 import torch
+from servers import ALL_TOKENS
 
 import multidraft as md
 from multidraft.cli.models import Loader, load
@@ -78,8 +79,7 @@ def served(server: str, new_tokens: int) -> tuple[str, Decode]:
 
     def decode(ids: list[int], temperature: float, seed: int) -> Run:
         settings = dict(model=model, temperature=temperature, seed=seed, max_tokens=new_tokens, cache_prompt=False)
-        settings |= dict(top_k=0, top_p=1.0, min_p=0.0)  # llama.cpp's server leaves most tokens out unless told so
-        answer = client.post("/v1/completions", json=settings | dict(prompt=ids)).raise_for_status().json()
+        answer = client.post("/v1/completions", json=settings | ALL_TOKENS | dict(prompt=ids)).raise_for_status().json()
         return dict(tokens=answer["usage"]["completion_tokens"])
 
     return name, decode

@@ -106,9 +106,8 @@ def can_guess(state: State, places: RowNodes) -> bool:
     """Whether what is drafted is one token at each node, which is looked up without reading those before it."""
     assert state.draft is not None
     settings = [state.rows[row].sampling for row, _ in places]
-    return all(can_be_pending(sampling.for_draft or sampling) for sampling in settings) and all(
-        state.draft.guess(row, []) is not None for row, _ in places
-    )
+    is_plain = all(can_be_pending(sampling.for_draft or sampling) for sampling in settings)
+    return is_plain and state.draft.guess(places[0][0], []) is not None  # a drafter guesses for all rows, or for none
 
 
 def guess_level(state: State, trees: list[TokenTree], places: RowNodes) -> RowNodes:
