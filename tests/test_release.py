@@ -67,7 +67,7 @@ def test_the_citation_has_version_date_and_authors_from_where_they_are_kept():
 def test_what_a_wheel_leaves_behind_is_no_part_of_the_checkout():
     """`pip wheel .` writes build/ and egg-info: git and ruff, which reads .gitignore, pass over them."""
     ignored = (ROOT / ".gitignore").read_text().splitlines()
-    assert {"/build/", "/dist/", "*.egg-info/"} <= set(ignored)
+    assert {"build/", "/dist/", "*.egg-info/"} <= set(ignored)
 
 
 def metadata(description: str, names: set[str] = WHEEL["ADDRESSES"]) -> bytes:
