@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 TIME_PLAIN_EVERY, PLAIN_IN_A_ROW = 16, 2  # so many of so many steps have no drafts, until enough of these were timed
-CHAINS_TO_TIME = (1, 3, 7, 15)  # look-ups, with whose roots passes have 2, 4, 8 and 16 tokens; each twice as long
+CHAINS_TO_TIME = (1, 3, 7, 15, 31)  # look-ups, with whose roots passes have 2, 4, .. 32 tokens; each twice as long
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
 CHAIN_STEPS, MAX_CHAIN_TRIES = range(4, 8), 8  # of so many steps; of one length, where shorter ones may be found
 PROBE_STEPS = 2  # a draft model that does not pay is asked again

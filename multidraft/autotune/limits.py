@@ -13,7 +13,7 @@ class TreeLimits:
     """How large trees may grow; memory is allocated for that."""
 
     nodes: int = 32
-    depth: int = 15  # a chain and its root are then 16 tokens: a number that kernels take at once
+    depth: int = 31  # a chain and its root are then 32 tokens: a number that kernels take at once, as they do 16
 
     @classmethod
     def parse(cls, text: str) -> "TreeLimits":

@@ -22,6 +22,7 @@ KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
 MIN_EXPONENT = np.float32(-126)  # of normal float32 numbers
 HALF = np.float32(0.5)
 ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
+BLOCK_LOGITS = 1024  # which stay in the nearest cache until they are summed
 BLOCK_TOKENS = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
@@ -120,23 +121,30 @@ def softmax_lines(
 @compile_loop
 def softmax_kernel(values, largest, scale):
     """Every line's normalised weights: two to the power of `scale` times the distance from the largest score."""
-    weights = np.empty_like(values)
+    weights, powers = np.empty_like(values), np.empty(BLOCK_LOGITS, np.int32)
     for row in range(len(values)):
-        softmax_row(weights[row], values[row], largest[row], scale)
-        weights[row] /= np.float32(sum_of(weights[row]))
+        total = 0.0
+        for start in range(0, values.shape[1], BLOCK_LOGITS):
+            block = weights[row, start : start + BLOCK_LOGITS]
+            weigh(block, values[row, start : start + BLOCK_LOGITS], largest[row], scale, powers[: block.size])
+            total += sum_of(block)
+        factor = np.float32(1 / total)
+        for token in range(values.shape[1]):
+            weights[row, token] *= factor
     return weights
 
 
 @compile_loop
-def softmax_row(weights, logits, largest, scale):
-    """Fill in two to the power of `scale` times each logit's distance from the largest."""
-    powers = np.empty(logits.size, np.int32)
+def weigh(weights, logits, largest, scale, powers):
+    """Fill in two to the power of `scale` times each logit's distance from the largest; `powers` is room to work in."""
     for index in range(logits.size):
         exponent = (logits[index] - largest) * scale
         integer = np.floor(max(exponent, MIN_EXPONENT) + HALF)
         powers[index] = (np.int32(integer) + np.int32(127)) << np.int32(23)  # the bits of that power as a float32
         weights[index] = two_to(exponent - integer) if exponent >= MIN_EXPONENT else np.float32(0)
-    weights *= powers.view(np.float32)
+    factors = powers.view(np.float32)
+    for index in range(logits.size):
+        weights[index] *= factors[index]
 
 
 @compile_loop

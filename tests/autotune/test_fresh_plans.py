@@ -152,7 +152,7 @@ def test_a_new_pair_drafts_nothing_where_no_look_up_is_right(clock: MadeUpClock)
     assert profile.spent[1] == pytest.approx(MAX_SAMPLES * (PLAIN + TOKEN))
 
 
-@pytest.mark.parametrize(("right", "longest"), [(0, 1), (1, 3), (2, 3), (3, 7), (7, 15)])
+@pytest.mark.parametrize(("right", "longest"), [(0, 1), (1, 3), (2, 3), (3, 7), (7, 15), (15, 31)])
 def test_a_longer_chain_is_timed_once_a_shorter_one_was_right(right: int, longest: int) -> None:
     policy, lengths = Auto(Profile({}), 1.0, TreeLimits(), 1e6, "lookup"), list[int]()
     policy.longest_right = right
@@ -171,7 +171,7 @@ def test_look_ups_of_many_rows_count_alone_too(kind: Cost, counts: bool) -> None
     assert policy.counts_as_timed(2, drafted=False)
 
 
-@pytest.mark.parametrize("limits", [TreeLimits(2, 15), TreeLimits(32, 2)])
+@pytest.mark.parametrize("limits", [TreeLimits(2, 31), TreeLimits(32, 2)])
 def test_no_chain_is_timed_that_is_longer_than_trees_may_be(limits: TreeLimits, clock: MadeUpClock) -> None:
     policy = Auto(Profile({}), 1.0, limits, 1e6, "lookup")
     step_records = records(policy, Ticking(clock, PLAIN), Lookup(3), 60)

@@ -11,16 +11,17 @@ from torch import Tensor
 import multidraft as md
 from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_state
 from multidraft.decoding.batch import Batch
-from multidraft.decoding.metrics import Info
+from multidraft.decoding.metrics import Info, coupling_rate
 from multidraft.decoding.policy import Plan, StaticTree
 from multidraft.decoding.record import Emitted, StepRecord
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import MEASURED_AT_FIRST, MEASURED_EVERY_STEPS, DecodeConfig
-from multidraft.decoding.targets import Targets
-from multidraft.decoding.tree import TokenTree, Tree
+from multidraft.decoding.targets import NodeTarget, Targets
+from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.registry import SCHEMES
 
 SIZE = 5
 
@@ -196,6 +197,19 @@ def test_the_acceptance_rate_is_not_above_its_optimum(name: str) -> None:
         assert (info.gap_error == 0) == (name != "anchored:lorenz")
         above.append(info.acceptance / info.row_passes > info.optimal_acceptance_rate)
     assert any(above) or name == "iid:naive", "what was drawn is above the optimum now and then"
+
+
+@pytest.mark.parametrize("name", sorted(name for name, entry in SCHEMES.items() if entry.coupling))
+def test_the_rate_of_a_single_draft_is_the_formula_of_every_coupling_scheme_and_its_optimum(name: str) -> None:
+    """Beside a draft's law that has some tokens only; a rate that leaves out the minimum is another one."""
+    scheme, chance = md.scheme(name).with_drafts(1), torch.Generator().manual_seed(11)
+    target, draft = torch.rand(9, generator=chance, dtype=torch.float64), torch.zeros(9, dtype=torch.float64)
+    ids = torch.tensor([1, 3, 4, 8])
+    draft[ids], target = torch.tensor([0.01, 0.02, 0.5, 0.47], dtype=torch.float64), target / target.sum()
+    rate = coupling_rate(NodeTarget(target, ids.numpy()), NodeLaw(ids.numpy(), draft[ids].numpy()))
+    assert rate == pytest.approx(scheme.acceptance_rate(target, draft).item(), abs=1e-12)
+    assert rate == pytest.approx(scheme.optimal_acceptance_rate(target, draft).item(), abs=1e-12)
+    assert rate < target[ids].sum().item() - 1e-3
 
 
 def test_the_error_is_that_of_the_difference() -> None:
