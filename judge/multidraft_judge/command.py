@@ -35,6 +35,7 @@ MAX_MESSAGE_CHARACTERS = 600
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 DTYPE_HELP = "float32: compute the model so, on a CPU. Default: as it is stored."
 MODEL_HELP = "The same model, to be loaded here, which needs multidraft: a folder, a hub name, a GGUF file, smollm2."
+NAME_HELP = "The model's name in requests. Default: the server's only one."
 PROMPTS_HELP = 'File with one {"prompt"} a line, or {"turns"} as in Spec-Bench. Default: 24 of several kinds.'
 TEMPERATURE_HELP = "0 for greedy texts only. Default: 1. With --measure it may be repeated; default: 0 and 1."
 MEASURE_HELP = "Measure tokens a chunk and speed, in place of a verdict."
@@ -93,7 +94,7 @@ def judge(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="Of an OpenAI-compatible server, as http://127.0.0.1:8000.")
     ],
-    model: Annotated[str, option("The model's name in requests.", ASKING)],
+    model: Annotated[str | None, option(NAME_HELP, ASKING)] = None,
     reference: Annotated[
         str | None, option("URL of the same model served without drafts, which scores the texts.", EVIDENCE)
     ] = None,

@@ -53,12 +53,13 @@ def judge(
 ) -> Verdict:
     """Whether tokens come from the law that a server, or a function, reports for them, and whether that is the model's.
 
-    `subject` is the URL of an OpenAI-compatible server that serves `model`, or a function `sample(prompt, n)` that
-    returns tokens and for each a mapping from tokens to log-probabilities. The bets find an innocent subject guilty
-    with probability `alpha` at most; greedy tokens and single places have fixed bounds. `reference` is the URL of the
-    same model served without drafts, or a `Reference`. With `forms` some answers have to have a JSON form.
-    `rounding` is the factor by which probabilities may be off. Answers are kept in the folder `out`; what is there is
-    not asked again. `progress` gets the number of tokens so far. Raises AdviceError if the subject cannot be judged.
+    `subject` is the URL of an OpenAI-compatible server that serves `model`, by default its only one, or a function
+    `sample(prompt, n)` that returns tokens and for each a mapping from tokens to log-probabilities. The bets find an
+    innocent subject guilty with probability `alpha` at most; greedy tokens and single places have fixed bounds.
+    `reference` is the URL of the same model served without drafts, or a `Reference`. With `forms` some answers have to
+    have a JSON form. `rounding` is the factor by which probabilities may be off. Answers are kept in the folder `out`;
+    what is there is not asked again. `progress` gets the number of tokens so far. Raises AdviceError if the subject
+    cannot be judged.
 
     >>> def biased(prompt, n):
     ...     return ["a"] * n, [{"a": -0.01005, "b": -4.60517}] * n
@@ -81,9 +82,8 @@ def judge(
         asked, name, listed = Function(subject), getattr(subject, "__name__", "function"), "sampled"
         plan = function_waves(texts, max_tokens)
     else:
-        if model is None:
-            raise AdviceError("a server has several names; give the model's name in its requests")
         asked = connect(subject, model)
+        model = asked.model
         name, listed, plan = asked.url, asked.dialect.reported, waves(texts, float(temperature), max_tokens, forms)
     penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     for penalty, value in penalties.items():
@@ -93,7 +93,7 @@ def judge(
     )
     settings.check()
     if isinstance(reference, str):
-        reference = ServerReference(connect(reference, model or ""))
+        reference = ServerReference(connect(reference, model))
         if isinstance(asked, Client):
             reference.check_prompts(asked, texts)
     if isinstance(reference, ModelReference):

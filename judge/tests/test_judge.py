@@ -21,6 +21,7 @@ from multidraft_judge.judgement import judge as judge_subject
 from multidraft_judge.references.model import FLOAT32_SHARE, load_reference
 from multidraft_judge.references.reference import Reference, differences
 from multidraft_judge.references.server import ServerReference
+from multidraft_judge.verdict import Verdict
 from sampled import LETTERS, FakeServer, listed, mixed, plain, speculative, target
 from typer.testing import CliRunner
 
@@ -28,7 +29,7 @@ URL = "http://fake"
 FEW = {"prompts": ["ab", "ca", "bd"], "budget_tokens": 600, "max_tokens": 24, "num_logprobs": 4}
 
 
-def judged(server: FakeServer, **settings) -> object:
+def judged(server: FakeServer, **settings) -> Verdict:
     """The verdict on a fake server."""
     return judge_subject(URL, "toy", transport=server.transport, **FEW | settings)
 
@@ -130,6 +131,15 @@ def test_a_name_that_cannot_be_sent(network, prompts, name):
     with pytest.raises(AdviceError, match=r"the model's name is .*, which is no text that can be sent"):
         judge_subject(URL, name)
     assert network["fake"].bodies == []
+
+
+def test_a_server_with_one_model_needs_no_name():
+    assert judge_subject(URL, transport=FakeServer().transport, **FEW).as_json() == judged(FakeServer()).as_json()
+    lists = {"lists the models a, b": [{"id": "a"}, {"id": "b"}, {"id": "a"}], "lists no model": [{"id": 1}, "a"]}
+    for advice, data in lists.items():
+        transport = httpx2.MockTransport(lambda request, data=data: httpx2.Response(200, json={"data": data}))
+        with pytest.raises(AdviceError, match=f"{advice}; give the name in requests as --model"):
+            judge_subject(URL, transport=transport, **FEW)
 
 
 def test_a_slow_server():
@@ -523,11 +533,6 @@ def test_a_function_that_returns_something_else(answer):
 def test_bad_settings_in_python(settings):
     with pytest.raises(AdviceError):
         judge_subject(function(target), **settings)
-
-
-def test_a_server_needs_a_model():
-    with pytest.raises(AdviceError, match="give the model's name"):
-        judge_subject(URL)
 
 
 def test_speculative_and_plain_are_one_law():

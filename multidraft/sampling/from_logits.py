@@ -16,11 +16,11 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.gate import Faults, Lines, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, Processors, find_faults, process_lines
 from multidraft.sampling.settings import Sampling
+from multidraft.sampling.truncation import TOP_P_HEAD, truncated_lines
 from multidraft.verification import loops
 from multidraft.verification.precision import Rows
 
 TARGET = "the target model"
-TOP_P_HEAD = 1024  # so many tokens nearly always hold top-p, and are found much faster than by sorting all
 
 
 def distribution(
@@ -50,8 +50,13 @@ def distributions(
     if temperature == 0:
         probs, largest = one_hot(logits)
         return probs, not_finite(largest)
+    top_p = None if top_p is None or top_p >= 1 else float(top_p)
+    if not (top_k is None and top_p is None) and loops.usable(logits) and logits.dtype == torch.float32:
+        truncated = truncated_lines(logits, float(temperature), top_k, top_p)
+        if truncated is not None:
+            return truncated
     probs, bad_lines = softmax(most_likely_logits(logits, top_k), temperature)
-    return nucleus(probs, top_p) if top_p is not None and top_p < 1 else probs, bad_lines
+    return probs if top_p is None else nucleus(probs, top_p), bad_lines
 
 
 def most_likely_tokens(logits: Lines) -> Int[Tensor, " lines"]:

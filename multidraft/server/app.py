@@ -72,8 +72,11 @@ def build(service: Service) -> FastAPI:
         service.close()
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, AnyHTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
-            error = HTTPException(404, unknown_address(request.url.path))
+        if isinstance(error, AnyHTTPException) and error.detail in ("Not Found", "Method Not Allowed"):
+            allowed = dict(error.headers or {}).get("Allow", "")
+            said = f"{request.url.path[:100]} takes {allowed}, not {request.method}; see /docs"
+            said = said if allowed else unknown_address(request.url.path)
+            error = HTTPException(error.status_code, said, error.headers)
         return error_response(error, request.scope.get("request_id", ""))
 
     app = FastAPI(
@@ -169,9 +172,9 @@ def with_ignored_names(response: Response, names: list[str]) -> Response:
     return response
 
 
-def check_name(service: Service, name: str) -> None:
-    """Raise 404 unless it is a name of the served model."""
-    if name not in service.names:
+def check_name(service: Service, name: str | None) -> None:
+    """Raise 404 unless it is a name of the served model, or none."""
+    if name is not None and name not in service.names:
         raise HTTPException(404, f"the model {name[:100]!r} does not exist; this server has {service.names[0]!r}")
 
 

@@ -81,7 +81,7 @@ class GenerationBody(SamplingBody, PromptBody):
 
     route: ClassVar[Route]
 
-    model: str
+    model: str | None = None
     max_tokens: TokenLimit | None = None
     logit_bias: Biases | None = None
     seed: int | None = None

@@ -24,7 +24,7 @@ MAX_HEADER_NAMES, MAX_NAME_CHARACTERS = 64, 64
 
 HONOURED: dict[str, dict[str, str]] = {  # by routes, then by names
     "completions chat responses": {
-        "model": "one of the served names",
+        "model": "one of the served names, if any is given",
         "temperature top_p top_k min_p typical_p top_n_sigma": "[settings]"
         "(generate.md#fields-of-generationconfig); a `temperature` of 0 is greedy, and for `top_k` both 0 "
         "and -1 are off",
@@ -238,7 +238,9 @@ def ignored_fields(given: Mapping[str, Any], route: Route) -> list[str]:
 
 
 def asks_for_nothing(name: str, value: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a field's value is that of leaving it out."""
+    """Whether a field's value is that of leaving it out; a field that nobody knows may be a misspelt one."""
+    if name not in FIELDS:
+        return value is None
     if name == "repeat_last_n" and all(given.get(other) in (None, off) for other, off in PENALTIES.items()):
         return True
     return value in OFF.get(name, (*OFF_VALUES, *ALSO_OFF.get(name, ())))

@@ -134,6 +134,22 @@ def softmax_kernel(values, largest, scale):
     return weights
 
 
+def total_weight(scores: Float32[np.ndarray, " vocabulary"], largest: float, temperature: float) -> float:
+    """The sum of a row's weights, of which the largest is one, at a temperature above 0."""
+    return total_kernel(scores, np.float32(largest), np.float32(1 / math.log(2) / temperature))
+
+
+@compile_loop
+def total_kernel(scores, largest, scale):
+    """The sum of a line's weights: two to the power of `scale` times the distance from the largest score."""
+    weights, powers, total = np.empty(BLOCK_LOGITS, np.float32), np.empty(BLOCK_LOGITS, np.int32), 0.0
+    for start in range(0, scores.size, BLOCK_LOGITS):
+        block = scores[start : start + BLOCK_LOGITS]
+        weigh(weights[: block.size], block, largest, scale, powers[: block.size])
+        total += sum_of(weights[: block.size])
+    return total
+
+
 @compile_loop
 def weigh(weights, logits, largest, scale, powers):
     """Fill in two to the power of `scale` times each logit's distance from the largest; `powers` is room to work in."""

@@ -172,10 +172,11 @@ def test_fields_without_effect_are_named_in_a_header(client, route):
     for name in names:
         shown, _, response = answer(client, route, **{name: True if name == "store" else "x"})
         assert shown == plain
-        assert unquote(response.headers[IGNORED_HEADER]) == name or '""'
+        assert unquote(response.headers[IGNORED_HEADER]) == (name or '""')
     many = answer(client, route, **dict.fromkeys(names, True), **{f"x{index}": 1 for index in range(100)})[2]
     assert many.headers[IGNORED_HEADER].endswith(", ...")
     assert IGNORED_HEADER not in answer(client, route, user=None, strange=None)[2].headers
+    assert answer(client, route, user=0, temprature=0)[2].headers[IGNORED_HEADER] == "temprature"
 
 
 RENAMED: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -13,7 +13,7 @@ import httpx2
 
 from multidraft_judge import fields
 from multidraft_judge.asking.answers import completion_of
-from multidraft_judge.asking.dialects import ANSWER, GO_ON_FIELDS, dialect_of
+from multidraft_judge.asking.dialects import ANSWER, GO_ON_FIELDS, dialect_of, only_name
 from multidraft_judge.defaults import NUM_LOGPROBS, TIMEOUT_SECONDS
 from multidraft_judge.errors import AdviceError, check_text
 from multidraft_judge.evidence import forms
@@ -33,23 +33,22 @@ EXAMPLE = "give one such as http://127.0.0.1:8000"
 
 
 class Client:
-    """A server's model, asked for completions; `transport` stands for the network in tests."""
+    """A server's model, the only one that it lists unless a name is given; `transport` is the network in tests."""
 
     def __init__(
         self,
         url: str,
-        model: str,
+        model: str | None = None,
         num_logprobs: int = NUM_LOGPROBS,
         timeout: float = TIMEOUT_SECONDS,
         api_key: str | None = None,
         transport: Any = None,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        self.url, self.model = url.rstrip("/").removesuffix("/v1"), model
+        self.url = url.rstrip("/").removesuffix("/v1")
         self.num_logprobs, self.timeout, self.sleep = num_logprobs, timeout, sleep
         if not url.startswith(("http://", "https://")):
             raise AdviceError(f"{url!r} is no address of a server; {EXAMPLE}")
-        check_text(model, "the model's name")
         if api_key is not None and not re.fullmatch(KEY, api_key):
             raise AdviceError(f"--api-key (from Python: api_key) {KEY_FAULT}; pass it as the server shows it")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -62,7 +61,9 @@ class Client:
                 limits=httpx2.Limits(max_connections=None),
             )
             finalize(self, self.http.close)  # when this object is collected
-            self.dialect = dialect_of(self.get("/v1/models"))
+            models = self.get("/v1/models")
+        self.dialect, self.model = dialect_of(models), only_name(models, self.url) if model is None else model
+        check_text(self.model, "the model's name")
 
     @contextmanager
     def one_line_errors(self) -> Iterator[None]:

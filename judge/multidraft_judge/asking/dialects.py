@@ -51,10 +51,27 @@ OWNERS = {"me": "llama-cpp-python"}  # what its server calls itself
 
 def dialect_of(models: Any) -> Dialect:
     """The dialect of the server that answered with this list of models; OpenAI's where its owner is not known."""
-    entries = models.get("data") if isinstance(models, dict) else None
-    first = entries[0] if isinstance(entries, list) and entries else {}
-    owner = str(first.get("owned_by", "") if isinstance(first, dict) else "")
+    owner = str(next((entry.get("owned_by", "") for entry in entries_in(models)), ""))
     return DIALECTS.get(OWNERS.get(owner, owner.replace(".", "").lower()), DIALECTS["openai"])
+
+
+def only_name(models: Any, url: str) -> str:
+    """The one name in the server's list of models; raises AdviceError where there are others, or none.
+
+    >>> only_name({"data": [{"id": "smollm2"}]}, "http://127.0.0.1:8000")
+    'smollm2'
+    """
+    names = list(dict.fromkeys(name for entry in entries_in(models) if isinstance(name := entry.get("id"), str)))
+    if len(names) != 1:
+        listed = f"lists the models {', '.join(names)}" if names else "lists no model"
+        raise AdviceError(f"{url} {listed}; give the name in requests as --model (from Python: model=)")
+    return names[0]
+
+
+def entries_in(models: Any) -> list[dict[str, Any]]:
+    """What a list of models has of each; nothing where it is no such list."""
+    entries = models.get("data") if isinstance(models, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 MAX_ITEMS, MAX_TOKEN_ID = 10**6, 2**31  # of a list in an answer, which is bounded as a whole; numbers of tokens

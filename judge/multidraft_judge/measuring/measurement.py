@@ -21,7 +21,7 @@ JOURNAL = "measured.jsonl"
 
 def measure(
     url: str,
-    model: str,
+    model: str | None = None,
     *,
     plain: str | None = None,
     prompts: Sequence[str | Prompt] | None = None,
@@ -48,7 +48,7 @@ def measure(
         name: Server(Client(address, model, 1, float(timeout), api_key, transport), max_tokens, clock)
         for name, address in urls.items()
     }
-    addresses = {name: server.client.url for name, server in servers.items()}
+    addresses, model = {name: server.client.url for name, server in servers.items()}, servers[DRAFTS].client.model
     facts = {"measure": 1, "model": model, "max_tokens": max_tokens, "prompts": digest([p.text for p in asked])}
     keys = [(name, float(t), index) for t in temperatures for index in range(len(asked)) for name in servers]
     records = ask_for(keys, servers, asked, folder_of(out), facts | addresses, progress)

@@ -13,7 +13,7 @@ from multidraft_judge.terminal import print_table, progress_bar
 
 def measure_and_show(
     url: str,
-    model: str,
+    model: str | None,
     plain: str | None,
     file: Path | None,
     limit: int | None,

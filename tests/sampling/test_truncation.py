@@ -1,0 +1,78 @@
+"""Top-k and top-p by compiled loops on a CPU: the same distributions as by tensor operations, which devices take."""
+
+import numpy as np
+import pytest
+import torch
+
+from multidraft.sampling import truncation
+from multidraft.sampling.from_logits import (
+    distributions,
+    most_likely_logits,
+    nucleus,
+    pending_distributions,
+    softmax_and_largest,
+)
+from multidraft.sampling.settings import Sampling
+from multidraft.sampling.truncation import truncated_lines
+
+SETTINGS = [(1, None), (3, None), (20, 0.8), (None, 0.9), (None, 0.3), (40, 0.95), (7, 1e-6), (5000, 0.5)]
+
+
+def some_lines(size: int, seed: int) -> torch.Tensor:
+    """Lines with equal scores, tokens that cannot come, a few likely tokens, and one likely token."""
+    chance = torch.Generator().manual_seed(seed)
+    lines = (torch.randn(6, size, generator=chance) * 4).round() / 2
+    lines[1, torch.rand(size, generator=chance) < 0.5] = -torch.inf
+    lines[2] = torch.randn(size, generator=chance)
+    lines[3, torch.randint(size, (9,), generator=chance)] += 9.0
+    lines[4] = -torch.inf
+    lines[4, size // 2] = 1.0
+    return lines
+
+
+def differ(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether distributions have other tokens, or other probabilities but for rounding."""
+    return not (torch.equal(found > 0, expected > 0) and torch.allclose(found, expected, atol=1e-6))
+
+
+@pytest.mark.parametrize("size", [2, 37, 1000, 5003])
+@pytest.mark.parametrize(("top_k", "top_p"), SETTINGS)
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
+def test_lines_are_as_by_tensor_operations(size: int, top_k: int | None, top_p: float | None, temperature: float):
+    lines = some_lines(size, size)
+    expected, _ = softmax_and_largest(most_likely_logits(lines, top_k), temperature)
+    expected = expected if top_p is None else nucleus(expected, top_p)
+    found, bad_rows = distributions(lines, temperature, top_k, top_p)
+    assert bad_rows == []
+    assert not differ(found, expected)
+    assert found.sum(-1).tolist() == pytest.approx([1.0] * len(lines), abs=1e-6)
+
+
+def test_a_nucleus_that_is_larger_than_its_head_is_found_otherwise():
+    flat = torch.linspace(0, 1e-4, 3 * truncation.TOP_P_HEAD)[None]
+    assert truncated_lines(flat, 1.0, None, 0.9) is None
+    found, _ = distributions(flat, 1.0, None, 0.9)
+    assert (found > 0).sum() == pytest.approx(0.9 * flat.shape[1], abs=2)
+
+
+def test_lines_that_make_no_distribution_are_named():
+    lines = some_lines(1000, 0)
+    lines[1, 3], lines[3, 7], lines[4] = torch.nan, torch.inf, -torch.inf
+    for top_k, top_p in SETTINGS[:4]:
+        found, bad_rows = distributions(lines, 1.0, top_k, top_p)
+        assert bad_rows == [1, 3, 4]
+        assert not differ(found[[0, 2]], distributions(lines[[0, 2]], 1.0, top_k, top_p)[0])
+
+
+def test_another_choice_among_equals_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """The first ones in place of the last."""
+    lines = torch.zeros(1, 8)
+    expected, _ = pending_distributions(lines, Sampling(top_p=0.5))
+    assert not differ(distributions(lines, 1.0, None, 0.5)[0], expected)
+
+    def cut_to_first(weights: np.ndarray, wanted: float) -> bool:
+        weights[np.flatnonzero(weights.cumsum() - weights >= wanted)] = 0.0
+        return True
+
+    monkeypatch.setattr(truncation, "cut_to_nucleus", cut_to_first)
+    assert differ(distributions(lines, 1.0, None, 0.5)[0], expected)
