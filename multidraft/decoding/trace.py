@@ -69,7 +69,7 @@ def describe_sampling(sampling: Sampling) -> dict[str, Any]:
     processors = [
         processor for part in (sampling.before, sampling.after) if part is not None for processor in part.listed
     ]
-    numbers = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+    numbers = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     return numbers | {"processors": list(dict.fromkeys(type(processor).__name__ for processor in processors))}
 
 

@@ -129,6 +129,8 @@ def sparse_distributions(
         weighted = likeliest(logits, float(sampling.temperature), max_columns, MAX_TAIL if is_large else 0.0)
         if top_p is not None:
             weighted = nucleus(weighted, top_p, None if whole_weights is None else whole_weights.tolist())
+        if min_p := sampling.min_p:
+            weighted = [(columns[weights >= min_p], weights[weights >= min_p]) for columns, weights in weighted]
     if ids is None:
         return [distribution_of(*pair) for pair in weighted]
     tables = ids.cpu().numpy()
@@ -211,7 +213,7 @@ def process(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tup
     logits = keep_valid(upcast(logits), *process_lines(sampling.before, logits, prefixes))
     if sampling.after is None or sampling.temperature == 0:
         return logits, replace(sampling, before=None, after=None)
-    probs, bad_lines = distributions(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+    probs, bad_lines = distributions(logits, *sampling.numbers)
     log_probs = probs.log()
     log_probs[bad_lines] = logits[bad_lines]
     return keep_valid(log_probs, *process_lines(sampling.after, log_probs, prefixes)), Sampling()

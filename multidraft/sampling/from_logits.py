@@ -1,4 +1,4 @@
-"""From lines of logits to distributions: temperature, top-k, top-p, and the target's with all of its settings.
+"""From lines of logits to distributions: temperature, top-k, top-p, min-p, and the target's with all of its settings.
 
 A line is one row's logits at one node; all lines of a call have the same settings. Settings that look back also need
 each line's prefix, which is the whole sequence that ends at the node. Logits that make no distribution are a fault of
@@ -43,20 +43,25 @@ def distribution(
 
 
 def distributions(
-    logits: Lines, temperature: float | int = 1.0, top_k: int | None = None, top_p: float | int | None = None
+    logits: Lines,
+    temperature: float | int = 1.0,
+    top_k: int | None = None,
+    top_p: float | int | None = None,
+    min_p: float | int | None = None,
 ) -> tuple[Lines, list[int]]:
     """Every line's `distribution`, and the lines that have none, whose values are undefined."""
     logits = upcast(logits)
     if temperature == 0:
         probs, largest = one_hot(logits)
         return probs, not_finite(largest)
-    top_p = None if top_p is None or top_p >= 1 else float(top_p)
-    if not (top_k is None and top_p is None) and loops.usable(logits) and logits.dtype == torch.float32:
-        truncated = truncated_lines(logits, float(temperature), top_k, top_p)
+    top_p, min_p = None if top_p is None or top_p >= 1 else float(top_p), float(min_p or 0.0)
+    if (top_k or top_p or min_p) and loops.usable(logits) and logits.dtype == torch.float32:
+        truncated = truncated_lines(logits, float(temperature), top_k, top_p, min_p)
         if truncated is not None:
             return truncated
     probs, bad_lines = softmax(most_likely_logits(logits, top_k), temperature)
-    return probs if top_p is None else nucleus(probs, top_p), bad_lines
+    probs = probs if top_p is None else nucleus(probs, top_p)
+    return likely_enough(probs, min_p) if min_p else probs, bad_lines
 
 
 def most_likely_tokens(logits: Lines) -> Int[Tensor, " lines"]:
@@ -99,11 +104,11 @@ def pending_distributions(logits: Lines, sampling: Sampling) -> tuple[Lines, Boo
         probs, largest = one_hot(logits)
         return probs, largest[:, 0].isfinite()
     probs, largest = softmax_and_largest(most_likely_logits(logits, sampling.top_k), float(sampling.temperature))
-    is_finite = largest[:, 0].isfinite()
-    if top_p is None or top_p >= 1:
-        return probs, is_finite
-    probs, is_whole = nucleus_of_head(probs, top_p)
-    return probs, is_finite & is_whole
+    is_settled = largest[:, 0].isfinite()
+    if top_p is not None and top_p < 1:
+        probs, is_whole = nucleus_of_head(probs, top_p)
+        is_settled &= is_whole
+    return likely_enough(probs, sampling.min_p) if sampling.min_p else probs, is_settled
 
 
 def nucleus_of_head(probs: Lines, top_p: float) -> tuple[Lines, Bool[Tensor, " lines"]]:
@@ -140,6 +145,11 @@ def likeliest_part(probs: Lines, threshold: Float[Tensor, "lines 1"], count: Int
     return divide_by_sums(weights)
 
 
+def likely_enough(probs: Lines, min_p: float | int) -> Lines:
+    """Keep the tokens that are at least `min_p` times as likely as the likeliest one, and renormalise."""
+    return divide_by_sums(probs * (probs >= min_p * probs.amax(-1, keepdim=True)))
+
+
 def target_distributions(logits: Lines, sampling: Sampling, prefixes: Prefixes | None = None) -> tuple[Lines, Faults]:
     """The distributions that the output must have, and the faults of lines that have none (they get a uniform one).
 
@@ -161,9 +171,9 @@ def target_distributions(logits: Lines, sampling: Sampling, prefixes: Prefixes |
 def distributions_behind(
     processors: Processors | None, logits: Lines, prefixes: Prefixes | None, sampling: Sampling
 ) -> tuple[Lines, Faults]:
-    """The distributions of processed lines, with the temperature, top-k and top-p of the settings alone."""
+    """The distributions of processed lines, with the temperature and cuts of the settings alone."""
     scores, faults = process_lines(processors, logits, prefixes)
-    probs, bad_lines = distributions(scores, sampling.temperature, sampling.top_k, sampling.top_p)
+    probs, bad_lines = distributions(scores, *sampling.numbers)
     faults |= find_faults(processors, TARGET, logits, prefixes, {*bad_lines} - {*faults})
     if faults:
         probs[[*faults]] = 1 / probs.shape[-1]

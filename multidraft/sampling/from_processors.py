@@ -36,7 +36,7 @@ def override(
 def sampling_from(processors: Sequence[LogitsProcessor], greedy: bool, row: int = 0) -> Sampling:
     """The sampling of a row: what comes before the warpers, their numbers, and what comes after.
 
-    Temperature, top-k and top-p are taken out, because there is faster code for them. Without other processors, no
+    Temperature, top-k, top-p and min-p are taken out, because there is faster code for them. Without others, no
     processor is ever called. Raises AdviceError on a processor that cannot work on a tree.
     """
     check_known(processors)
@@ -48,14 +48,15 @@ def sampling_from(processors: Sequence[LogitsProcessor], greedy: bool, row: int 
     rest = list(listed[first:])
     temperature = take(rest, "TemperatureLogitsWarper", "temperature") or 1.0
     top_k, top_p = take(rest, "TopKLogitsWarper", "top_k"), take(rest, "TopPLogitsWarper", "top_p") or None
+    min_p = take(rest, "MinPLogitsWarper", "min_p") or None
     if rest and name_of(rest[-1]) == "LogitNormalization":
         rest.pop()
     before, after = (Processors(part) if part else None for part in (listed[:first], rest))
-    return Sampling(temperature, top_k, top_p, before, after)
+    return Sampling(temperature, top_k, top_p, min_p, before, after)
 
 
 def take(rest: list[LogitsProcessor], name: str, attribute: str) -> Any:
     """Remove the first processor if it is of that kind, and return its number."""
     if not rest or name_of(rest[0]) != name or getattr(rest[0], "filter_value", -torch.inf) != -torch.inf:
         return None
-    return getattr(rest.pop(0), attribute)
+    return getattr(rest.pop(0), attribute) if getattr(rest[0], "min_tokens_to_keep", 1) == 1 else None

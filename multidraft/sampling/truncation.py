@@ -1,4 +1,4 @@
-"""Top-k and top-p on a CPU: all but a few tokens are left out before anything is computed of them.
+"""Top-k, top-p and min-p on a CPU: all but a few tokens are left out before anything is computed of them.
 
 The k largest scores are at least as large as the k-th largest maximum of blocks, and few scores are. `distributions`
 in from_logits.py does the same by tensor operations, which go over the vocabulary a dozen times.
@@ -16,11 +16,15 @@ BLOCKS_PER_TOKEN = 2  # more blocks than tokens that are wanted, so that few hav
 
 
 def truncated_lines(
-    scores: Float32[Tensor, "rows vocabulary"], temperature: float, top_k: int | None, top_p: float | None
+    scores: Float32[Tensor, "rows vocabulary"],
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float = 0.0,
 ) -> tuple[Float32[Tensor, "rows vocabulary"], list[int]] | None:
-    """Every row's distribution after temperature, top-k and then top-p, and the rows that have none; see `nucleus`.
+    """Every row's distribution after temperature, top-k, top-p and then min-p, and the rows that have none.
 
-    None where some nucleus has more than the likeliest `TOP_P_HEAD` tokens.
+    None where without top-k more than the likeliest `TOP_P_HEAD` tokens may be left.
     """
     values = lines(scores)
     count = min(top_k or TOP_P_HEAD, values.shape[1])
@@ -31,9 +35,13 @@ def truncated_lines(
     for row in set(range(len(values))).difference(bad_rows):
         head = head_of(values[row], maxima[row], size, count)
         weights = np.exp((values[row, head].astype(np.float64) - largest[row]) / temperature)
-        total = total_weight(values[row], largest[row], temperature) if top_k is None else weights.sum()
-        if top_p is not None and not cut_to_nucleus(weights, top_p * total):
+        if top_p is not None:
+            total = weights.sum() if top_k else total_weight(values[row], largest[row], temperature)
+            if not cut_to_nucleus(weights, top_p * total):
+                return None
+        elif top_k is None and weights.min() >= min_p and len(weights) < values.shape[1]:
             return None
+        weights[weights < min_p] = 0.0
         probs[row, head] = weights / weights.sum()
     return torch.from_numpy(probs), bad_rows
 

@@ -134,6 +134,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "processors": dict(repetition_penalty=1.3, no_repeat_ngram_size=2, logit_bias={3: 2.0, 4: -5.0}),
     "penalties": dict(presence_penalty=0.5, frequency_penalty=0.2),
     "filters": dict(min_p=0.05, typical_p=0.9),
+    "min-p": dict(min_p=0.3, top_k=7, top_p=0.9),
     "filters of equal scores": dict(top_n_sigma=1.0, epsilon_cutoff=0.01),
     "log-probabilities": dict(logprobs=3),
     "few rows at a time": dict(max_num_seqs=2),

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from transformers import GenerationConfig, MinPLogitsWarper, WatermarkingConfig
+from transformers import GenerationConfig, TypicalLogitsWarper, WatermarkingConfig
 
 import multidraft as md
 from multidraft.cli.generate import SamplingOptions
@@ -53,23 +53,23 @@ def test_every_way_in_has_the_settings_that_it_should():
 def test_a_request_and_a_call_compile_to_the_same_processors_in_the_same_order():
     body = bodies.CompletionBody(
         model="toy", prompt="a", temperature=0.5, top_k=-1, min_p=0.1, min_tokens=2, top_n_sigma=2, presence_penalty=1,
-        frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={3: 1.0}, top_p=1,
+        frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={3: 1.0}, top_p=1, typical_p=0.9,
     )  # fmt: skip
     request = bodies.sampling_of(body, [0, 1], 5, {4}, CPU)
     params = SamplingParams(
         temperature=0.5, min_p=0.1, min_new_tokens=2, top_n_sigma=2, presence_penalty=1, frequency_penalty=0.5,
-        repetition_penalty=1.2, logit_bias={3: 1.0}, eos_token_id=[4],
+        repetition_penalty=1.2, logit_bias={3: 1.0}, eos_token_id=[4], typical_p=0.9,
     )  # fmt: skip
     call = params.compile([0, 1], 5, CPU)
     for sampling in (request, call):
-        assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, None, None)
+        assert sampling.numbers == (0.5, None, None, 0.1)
         kinds = [type(processor) for processor in sampling.before.listed]
         assert kinds[-3:] == [LogitBias, CountPenalty, TopNSigma]
         assert [kind.__name__ for kind in kinds[:-3]] == [
             "RepetitionPenaltyLogitsProcessor",
             "MinNewTokensLengthLogitsProcessor",
         ]
-        assert [type(processor) for processor in sampling.after.listed] == [MinPLogitsWarper]
+        assert [type(processor) for processor in sampling.after.listed] == [TypicalLogitsWarper]
     plain = bodies.CompletionBody(model="toy", prompt="a", temperature=0.5, top_k=0, top_p=1, top_n_sigma=0)
     assert bodies.sampling_of(plain, [0, 1], 5, {4}, CPU) == SamplingParams(temperature=0.5).compile([0], 5, CPU)
 

@@ -13,7 +13,13 @@ import torch
 from decoded import roots
 from steps import Way, law_of_steps, laws_of_rows
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.generation import (
     GenerationMixin,
     MaxTimeCriteria,
@@ -391,14 +397,22 @@ def test_all_lines_at_once_agree_with_every_line_by_itself():
     assert torch.equal(torch.stack(together), torch.stack(alone))
 
 
-def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
+def test_numbers_take_the_fast_way_and_agree_with_transformers():
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
+    for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7),
+                    dict(min_p=0.1), dict(temperature=1.5, top_k=40, top_p=0.9, min_p=0.3)):  # fmt: skip
         config = GenerationConfig(do_sample=True, **(dict(top_k=None) | setting))
         listed = built_by_transformers(config, PROMPT, 300, [])
         fast = sampling_from(listed, greedy=False)
         assert fast == Sampling(**setting)
         assert torch.allclose(target_distributions(logits, fast)[0], listed(None, logits).softmax(-1), atol=EXACT)
+
+
+def test_warpers_that_keep_more_than_one_token_are_called():
+    logits = torch.tensor([[4.0, 1.0, 0.5, -1.0]], dtype=torch.float64)
+    for warper in (TopPLogitsWarper(0.1, min_tokens_to_keep=2), MinPLogitsWarper(0.9, min_tokens_to_keep=2)):
+        law = target_distributions(logits, sampling_from([warper], greedy=False))[0]
+        assert (law > 0).tolist() == [[True, True, False, False]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

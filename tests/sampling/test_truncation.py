@@ -1,4 +1,4 @@
-"""Top-k and top-p by compiled loops on a CPU: the same distributions as by tensor operations, which devices take."""
+"""Top-k, top-p and min-p by compiled loops on a CPU: the same distributions as by tensor operations."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import torch
 from multidraft.sampling import truncation
 from multidraft.sampling.from_logits import (
     distributions,
+    likely_enough,
     most_likely_logits,
     nucleus,
     pending_distributions,
@@ -15,7 +16,10 @@ from multidraft.sampling.from_logits import (
 from multidraft.sampling.settings import Sampling
 from multidraft.sampling.truncation import truncated_lines
 
-SETTINGS = [(1, None), (3, None), (20, 0.8), (None, 0.9), (None, 0.3), (40, 0.95), (7, 1e-6), (5000, 0.5)]
+SETTINGS: list[tuple[int | None, float | None, float]] = [
+    *((1, None, 0.0), (3, None, 0.0), (20, 0.8, 0.0), (None, 0.9, 0.0), (None, 0.3, 0.0), (7, 1e-6, 0.0)),
+    *((5000, 0.5, 0.0), (None, None, 0.05), (None, None, 1.0), (None, None, 1e-9), (40, 0.95, 0.05), (None, 0.9, 0.3)),
+]
 
 
 def some_lines(size: int, seed: int) -> torch.Tensor:
@@ -36,13 +40,16 @@ def differ(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("size", [2, 37, 1000, 5003])
-@pytest.mark.parametrize(("top_k", "top_p"), SETTINGS)
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), SETTINGS)
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
-def test_lines_are_as_by_tensor_operations(size: int, top_k: int | None, top_p: float | None, temperature: float):
+def test_lines_are_as_by_tensor_operations(
+    size: int, top_k: int | None, top_p: float | None, min_p: float, temperature: float
+):
     lines = some_lines(size, size)
     expected, _ = softmax_and_largest(most_likely_logits(lines, top_k), temperature)
     expected = expected if top_p is None else nucleus(expected, top_p)
-    found, bad_rows = distributions(lines, temperature, top_k, top_p)
+    expected = likely_enough(expected, min_p)
+    found, bad_rows = distributions(lines, temperature, top_k, top_p, min_p)
     assert bad_rows == []
     assert not differ(found, expected)
     assert found.sum(-1).tolist() == pytest.approx([1.0] * len(lines), abs=1e-6)
@@ -58,10 +65,10 @@ def test_a_nucleus_that_is_larger_than_its_head_is_found_otherwise():
 def test_lines_that_make_no_distribution_are_named():
     lines = some_lines(1000, 0)
     lines[1, 3], lines[3, 7], lines[4] = torch.nan, torch.inf, -torch.inf
-    for top_k, top_p in SETTINGS[:4]:
-        found, bad_rows = distributions(lines, 1.0, top_k, top_p)
+    for cuts in SETTINGS:
+        found, bad_rows = distributions(lines, 1.0, *cuts)
         assert bad_rows == [1, 3, 4]
-        assert not differ(found[[0, 2]], distributions(lines[[0, 2]], 1.0, top_k, top_p)[0])
+        assert not differ(found[[0, 2]], distributions(lines[[0, 2]], 1.0, *cuts)[0])
 
 
 def test_another_choice_among_equals_is_seen(monkeypatch: pytest.MonkeyPatch):

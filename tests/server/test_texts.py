@@ -209,11 +209,11 @@ def test_a_request_that_says_nothing_is_sampled_as_the_model_recommends(capsys):
     def number(sampling: Sampling) -> int:
         return sum(len(part.listed) for part in (sampling.before, sampling.after) if part is not None)
 
-    assert [(s.temperature, s.top_k, s.top_p, number(s)) for s in (sampled(), sampled(top_k=7, temperature=None))] == [
-        (0.5, 4, None, 2), (0.5, 7, None, 2)
+    assert [(*s.numbers, number(s)) for s in (sampled(), sampled(top_k=7, temperature=None))] == [
+        (0.5, 4, None, 0.1, 1), (0.5, 7, None, 0.1, 1)
     ]  # fmt: skip
     off = sampled(temperature=1, top_k=0, min_p=0, repetition_penalty=1.0)
-    assert (off.temperature, off.top_k, number(off)) == (1.0, None, 0)
+    assert (*off.numbers, number(off)) == (1.0, None, None, None, 0)
     for given, number_of_settings in ({"top_k": 9}, (0.5, 9, 0.1)), ({}, (0.5, 4, 0.1)):
         told = job_of(model, tokenizer, "Hi", **given).settings_for(model)
         assert (told["temperature"], told["top_k"], told["min_p"]) == number_of_settings

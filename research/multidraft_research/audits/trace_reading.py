@@ -37,7 +37,8 @@ VERDICT = exactly({"node": NODE, "weight": MASS, "accept_masses": ACCEPT_MASSES,
 NAME, KIND = Text("(?s).+", "a name"), Text("bonus|recovered", "bonus or recovered")
 LAST = exactly({"token": COUNT, "kind": KIND, "number": NUMBER, "from": SUM, "to": SUM, "of": Number(1e-300, 1e6)})
 TREE = exactly({"parents": Items(Whole(-1, MAX_NODES), 1, MAX_NODES + 1), "drafts": Items(NODE, 1, MAX_NODES + 1)})
-SAMPLING = Object({"temperature": Number(0, 1e6, required=True), "processors": TEXTS, "top_k": COUNT, "top_p": NUMBER})
+CUTS = {"top_k": COUNT, "top_p": NUMBER, "min_p": NUMBER}
+SAMPLING = Object({"temperature": Number(0, 1e6, required=True), "processors": TEXTS} | CUTS)
 PIECES: dict[str, Field] = {"pieces": TableField(r"[0-9]{1,10}", int, Text(), MANY)}
 NODES = Items(Either("drafted", exactly(PLACE | DRAFTS), exactly(PLACE)), 1, MAX_NODES + 1)
 GENERATION = {"first_row": COUNT, "scheme": NAME, "settings": Object(), "tree": Either("parents", TREE, NAME)}
