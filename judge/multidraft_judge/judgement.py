@@ -83,7 +83,6 @@ def judge(
         plan = function_waves(texts, max_tokens)
     else:
         asked = connect(subject, model)
-        model = asked.model
         name, listed, plan = asked.url, asked.dialect.reported, waves(texts, float(temperature), max_tokens, forms)
     penalties = {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     for penalty, value in penalties.items():
@@ -100,7 +99,8 @@ def judge(
         reference.reported = settings.reported  # it can list any
     if reference is not None:
         check_reference(reference, settings)
-    facts = {"model": model, "prompts": digest(texts), "max_tokens": max_tokens, "logprobs": num_logprobs}
+    asked_model = asked.model if isinstance(asked, Client) else model
+    facts = {"model": asked_model, "prompts": digest(texts), "max_tokens": max_tokens, "logprobs": num_logprobs}
     facts |= vars(settings) | ({"forms": True} if forms else {})  # folders of runs without them are read as before
     asking = Asking(asked, settings, folder_of(out), {"judge": 1, "subject": name} | facts)
     case = Case(settings, alpha, rounding, reference)

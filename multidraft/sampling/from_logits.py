@@ -54,11 +54,19 @@ def distributions(
     if temperature == 0:
         probs, largest = one_hot(logits)
         return probs, not_finite(largest)
-    top_p, min_p = None if top_p is None or top_p >= 1 else float(top_p), float(min_p or 0.0)
-    if (top_k or top_p or min_p) and loops.usable(logits) and logits.dtype == torch.float32:
-        truncated = truncated_lines(logits, float(temperature), top_k, top_p, min_p)
-        if truncated is not None:
-            return truncated
+    settings = float(temperature), top_k, None if top_p is None or top_p >= 1 else float(top_p), float(min_p or 0.0)
+    if not any(settings[1:]) or not loops.usable(logits) or logits.dtype != torch.float32:
+        return cut_softmax(logits, *settings)
+    probs, bad_lines, wide_lines = truncated_lines(logits, *settings)
+    for line in wide_lines:  # each alone: what becomes of a line must not depend on the others
+        probs[line] = cut_softmax(logits[line : line + 1], *settings)[0][0]
+    return probs, bad_lines
+
+
+def cut_softmax(
+    logits: Lines, temperature: float, top_k: int | None, top_p: float | None, min_p: float
+) -> tuple[Lines, list[int]]:
+    """The same at a temperature above 0, by operations on whole lines."""
     probs, bad_lines = softmax(most_likely_logits(logits, top_k), temperature)
     probs = probs if top_p is None else nucleus(probs, top_p)
     return likely_enough(probs, min_p) if min_p else probs, bad_lines
@@ -108,7 +116,7 @@ def pending_distributions(logits: Lines, sampling: Sampling) -> tuple[Lines, Boo
     if top_p is not None and top_p < 1:
         probs, is_whole = nucleus_of_head(probs, top_p)
         is_settled &= is_whole
-    return likely_enough(probs, sampling.min_p) if sampling.min_p else probs, is_settled
+    return likely_enough(probs, float(sampling.min_p)) if sampling.min_p else probs, is_settled
 
 
 def nucleus_of_head(probs: Lines, top_p: float) -> tuple[Lines, Bool[Tensor, " lines"]]:

@@ -43,20 +43,30 @@ def sampling_from(processors: Sequence[LogitsProcessor], greedy: bool, row: int 
     listed = for_row(processors, row)
     names = [name_of(processor) for processor in listed]
     first = next((i for i, name in enumerate(names) if name in WARPERS), len(names))
-    if greedy or not set(names[first:]) <= SHIFT_SAFE_PROCESSORS:  # in any other order, the list runs as it is
+    is_usual = all(map(is_shift_safe, listed[first:])) and "TemperatureLogitsWarper" not in names[first + 1 :]
+    if greedy or not is_usual:  # the list runs as it is
         return Sampling(0 if greedy else 1.0, before=Processors(listed) if listed else None)
     rest = list(listed[first:])
     temperature = take(rest, "TemperatureLogitsWarper", "temperature") or 1.0
-    top_k, top_p = take(rest, "TopKLogitsWarper", "top_k"), take(rest, "TopPLogitsWarper", "top_p") or None
+    top_k, top_p = take(rest, "TopKLogitsWarper", "top_k"), take(rest, "TopPLogitsWarper", "top_p")
     min_p = take(rest, "MinPLogitsWarper", "min_p") or None
     if rest and name_of(rest[-1]) == "LogitNormalization":
         rest.pop()
     before, after = (Processors(part) if part else None for part in (listed[:first], rest))
-    return Sampling(temperature, top_k, top_p, min_p, before, after)
+    return Sampling(temperature, top_k, top_p, min_p=min_p, before=before, after=after)
+
+
+def is_shift_safe(processor: LogitsProcessor) -> bool:
+    """Whether a constant added to all logits changes nothing; not where tokens get a finite score in place of -inf.
+
+    A top-p of 0, which is no number of ours, counts as none.
+    """
+    forbids = getattr(processor, "filter_value", -torch.inf) == -torch.inf
+    return name_of(processor) in SHIFT_SAFE_PROCESSORS and forbids and getattr(processor, "top_p", None) != 0
 
 
 def take(rest: list[LogitsProcessor], name: str, attribute: str) -> Any:
-    """Remove the first processor if it is of that kind, and return its number."""
-    if not rest or name_of(rest[0]) != name or getattr(rest[0], "filter_value", -torch.inf) != -torch.inf:
+    """Remove the first processor if it is of that kind and may leave a single token, and return its number."""
+    if not rest or name_of(rest[0]) != name or getattr(rest[0], "min_tokens_to_keep", 1) != 1:
         return None
-    return getattr(rest.pop(0), attribute) if getattr(rest[0], "min_tokens_to_keep", 1) == 1 else None
+    return getattr(rest.pop(0), attribute)

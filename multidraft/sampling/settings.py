@@ -1,6 +1,6 @@
 """What a step samples with: settings that are compiled for one prompt. Without torch."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from multidraft.sampling.ranges import POSITIVE_PROBABILITY, PROBABILITY, TEMPERATURE, TOP_K
@@ -19,6 +19,7 @@ class Sampling:
     temperature: float | int = 1.0  # 0 for the most likely token
     top_k: int | None = None
     top_p: float | int | None = None
+    _: KW_ONLY
     min_p: float | int | None = None  # tokens that are less likely than this part of the likeliest one are left out
     before: "Processors | None" = None  # penalties, biases, constraints: they change logits
     after: "Processors | None" = None  # typical-p and its like: they take the logarithm of a distribution

@@ -20,30 +20,32 @@ def truncated_lines(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    min_p: float = 0.0,
-) -> tuple[Float32[Tensor, "rows vocabulary"], list[int]] | None:
+    min_p: float,
+) -> tuple[Float32[Tensor, "rows vocabulary"], list[int], list[int]]:
     """Every row's distribution after temperature, top-k, top-p and then min-p, and the rows that have none.
 
-    None where without top-k more than the likeliest `TOP_P_HEAD` tokens may be left.
+    Then the rows whose values are missing: without top-k more than the likeliest `TOP_P_HEAD` tokens may be left there.
     """
     values = lines(scores)
     count = min(top_k or TOP_P_HEAD, values.shape[1])
     size = max(values.shape[1] // (BLOCKS_PER_TOKEN * count), 1)
     maxima = np.maximum.reduceat(values, range(0, values.shape[1], size), -1)
     largest = maxima.max(-1)
-    bad_rows, probs = np.flatnonzero(~np.isfinite(largest)).tolist(), np.zeros_like(values)
+    bad_rows, wide_rows = np.flatnonzero(~np.isfinite(largest)).tolist(), list[int]()
+    probs = np.zeros_like(values)
     for row in set(range(len(values))).difference(bad_rows):
         head = head_of(values[row], maxima[row], size, count)
         weights = np.exp((values[row, head].astype(np.float64) - largest[row]) / temperature)
+        is_whole = top_k is not None or weights.min() < min_p or len(weights) == values.shape[1]
         if top_p is not None:
             total = weights.sum() if top_k else total_weight(values[row], largest[row], temperature)
-            if not cut_to_nucleus(weights, top_p * total):
-                return None
-        elif top_k is None and weights.min() >= min_p and len(weights) < values.shape[1]:
-            return None
+            is_whole = cut_to_nucleus(weights, top_p * total)
+        if not is_whole:
+            wide_rows.append(row)
+            continue
         weights[weights < min_p] = 0.0
         probs[row, head] = weights / weights.sum()
-    return torch.from_numpy(probs), bad_rows
+    return torch.from_numpy(probs), bad_rows, wide_rows
 
 
 @compile_loop

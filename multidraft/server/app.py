@@ -157,7 +157,8 @@ def add_post_route(
     body_schema = body_type.model_json_schema()
     for field, known in body_schema.get("properties", {}).items():
         known.setdefault("description", FIELDS[field].about if field in FIELDS else "")
-        known |= {"enum": service.names} if field == "model" and known.get("type") == "string" else {}
+        for form in known.get("anyOf", []) if field == "model" else []:
+            form |= {"enum": service.names} if form["type"] == "string" else {}
     schema = {"required": True, "content": {"application/json": {"schema": body_schema}}}
     name = path.removeprefix("/").replace("/", "_")
     forms: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}

@@ -44,7 +44,8 @@ class OpenBody(BaseModel):
     @property
     def sent_fields(self) -> dict[str, Any]:
         """The fields that were sent."""
-        return {name: getattr(self, name) for name in self.model_fields_set} | (self.model_extra or {})
+        sent = [name for name in type(self).model_fields if name in self.model_fields_set]  # others may have any name
+        return {name: getattr(self, name) for name in sent} | (self.model_extra or {})
 
 
 SamplingBody: Any = create_model("SamplingBody", __base__=OpenBody, **SAMPLING_FIELDS)

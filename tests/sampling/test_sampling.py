@@ -18,6 +18,8 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
     TopPLogitsWarper,
 )
 from transformers.generation import (
@@ -408,11 +410,25 @@ def test_numbers_take_the_fast_way_and_agree_with_transformers():
         assert torch.allclose(target_distributions(logits, fast)[0], listed(None, logits).softmax(-1), atol=EXACT)
 
 
-def test_warpers_that_keep_more_than_one_token_are_called():
-    logits = torch.tensor([[4.0, 1.0, 0.5, -1.0]], dtype=torch.float64)
-    for warper in (TopPLogitsWarper(0.1, min_tokens_to_keep=2), MinPLogitsWarper(0.9, min_tokens_to_keep=2)):
-        law = target_distributions(logits, sampling_from([warper], greedy=False))[0]
-        assert (law > 0).tolist() == [[True, True, False, False]]
+UNUSUAL_WARPERS: list[list[LogitsProcessor]] = [
+    [TopPLogitsWarper(0.1, min_tokens_to_keep=2)],
+    [MinPLogitsWarper(0.9, min_tokens_to_keep=2)],
+    [TopPLogitsWarper(0.0)],
+    [TopKLogitsWarper(5, filter_value=-5.0)],
+    [TemperatureLogitsWarper(2.0), TopPLogitsWarper(0.7, filter_value=0.0)],
+    [MinPLogitsWarper(0.2, filter_value=-2.0)],
+    [TemperatureLogitsWarper(0.5), TemperatureLogitsWarper(100.0)],
+    [TopPLogitsWarper(1.0), TemperatureLogitsWarper(100.0)],
+]
+
+
+@pytest.mark.parametrize("listed", UNUSUAL_WARPERS, ids=lambda listed: "+".join(type(w).__name__ for w in listed))
+def test_unusual_warpers_leave_what_they_leave_in_transformers(listed: list[LogitsProcessor]) -> None:
+    """Of logits that do not sum to one, in float32, in which small probabilities vanish."""
+    chance = torch.Generator().manual_seed(3)
+    logits = torch.cat([torch.linspace(-200, 0, 50)[None], 3 * torch.randn(4, 50, generator=chance)])
+    expected = LogitsProcessorList(listed)(None, logits).softmax(-1)
+    assert torch.allclose(target_distributions(logits, sampling_from(listed, greedy=False))[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

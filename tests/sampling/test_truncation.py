@@ -57,9 +57,19 @@ def test_lines_are_as_by_tensor_operations(
 
 def test_a_nucleus_that_is_larger_than_its_head_is_found_otherwise():
     flat = torch.linspace(0, 1e-4, 3 * truncation.TOP_P_HEAD)[None]
-    assert truncated_lines(flat, 1.0, None, 0.9) is None
+    assert truncated_lines(flat, 1.0, None, 0.9, 0.0)[1:] == ([], [0])
     found, _ = distributions(flat, 1.0, None, 0.9)
     assert (found > 0).sum() == pytest.approx(0.9 * flat.shape[1], abs=2)
+
+
+@pytest.mark.parametrize("cuts", SETTINGS)
+def test_a_line_does_not_depend_on_the_others(cuts: tuple[int | None, float | None, float]):
+    """To the bit, also beside lines with a large nucleus."""
+    size = 3 * truncation.TOP_P_HEAD
+    lines = torch.cat([some_lines(size, 1), torch.linspace(0, 1e-4, size)[None], torch.zeros(1, size)])
+    together = distributions(lines, 1.0, *cuts)[0]
+    for line, found in zip(lines, together, strict=True):
+        assert torch.equal(found, distributions(line[None], 1.0, *cuts)[0][0])
 
 
 def test_lines_that_make_no_distribution_are_named():

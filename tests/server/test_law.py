@@ -110,5 +110,8 @@ def test_a_model_is_a_reference_for_parts_of_characters():
         reference = ModelReference(TableModel(random_table(6, 2, 1), 6), letters(PARTS), top=2)
         settings = {"prompts": ["ab", "ba"], "budget_tokens": 1500, "max_tokens": 12, "num_logprobs": 4}
         verdict = md.judge(str(client.base_url), "toy", reference=reference, **settings)
+        penalised = md.judge(str(client.base_url), "toy", reference=reference, presence_penalty=0.5, **settings)
     assert verdict.compared.skipped_texts == 0
     assert (verdict.reasons, verdict.bets[1].tokens) == ([], verdict.bets[0].tokens)
+    assert penalised.reasons == []
+    assert penalised.bets[1].tokens > 0

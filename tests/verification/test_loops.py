@@ -44,6 +44,11 @@ def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterat
     yield from (from_logits.softmax(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
 
 
+def cut(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    cuts = (2, None, None), (None, 0.9, None), (3, 0.8, 0.1), (None, None, 0.2)
+    yield from (from_logits.distributions(draft.float().log(), 0.7, *numbers)[0] for numbers in cuts)
+
+
 def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     for number in torch.linspace(0, 1, 30, dtype=torch.float64).tolist():
         yield torch.tensor(distributions.pick_each(torch.cat([target, draft, 0 * draft]), [number] * 9))
@@ -51,6 +56,7 @@ def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator
 
 TWINS: dict[str, tuple[ModuleType, list, Way]] = {  # by name: where a compiled twin is, and how both are called
     "softmax_lines": (loops, [Iid(1)], softened),
+    "truncated_lines": (from_logits, [Iid(1)], cut),
     "pick_lines": (loops, [Iid(1)], picked),
     "lorenz": (lorenz_loops, IID + ANCHORED + GREEDY, scheduled),
 }

@@ -63,7 +63,7 @@ def only_name(models: Any, url: str) -> str:
     """
     names = list(dict.fromkeys(name for entry in entries_in(models) if isinstance(name := entry.get("id"), str)))
     if len(names) != 1:
-        listed = f"lists the models {', '.join(names)}" if names else "lists no model"
+        listed = f"lists the models {', '.join(names[:9])}" if names else "lists no model"
         raise AdviceError(f"{url} {listed}; give the name in requests as --model (from Python: model=)")
     return names[0]
 

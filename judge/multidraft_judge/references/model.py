@@ -157,4 +157,5 @@ class ModelReference(Reference):
             return Sampling(before=before)
         if self.reported == "temperature":
             return Sampling(temperature)
-        return Sampling(temperature, settings.top_k or None, settings.top_p if settings.top_p < 1 else None, before)
+        top_p = settings.top_p if settings.top_p < 1 else None
+        return Sampling(temperature, settings.top_k or None, top_p, before=before)
