@@ -256,10 +256,8 @@ def matcher_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> Any:
     """The tokenizer in llguidance's form, which takes up to a second; raises AdviceError on an unknown kind."""
     library()
     try:
-        if weights := getattr(tokenizer, "weights", None):  # of a GGUF file
-            from llguidance.llamacpp import lltokenizer_from_vocab
-
-            return lltokenizer_from_vocab(weights.vocab)
+        if convert := getattr(tokenizer, "as_llguidance", None):  # of a GGUF file
+            return convert()
         from llguidance.hf import from_tokenizer
 
         return from_tokenizer(tokenizer)  # type: ignore[arg-type]  # it refuses others

@@ -23,6 +23,7 @@ from multidraft.models.ensemble import Mixture, SideBySide
 from multidraft.models.gguf import file, memory
 from multidraft.models.gguf.file import LlamaTokenizer
 from multidraft.models.ngram import NGram
+from multidraft.sampling.grammar import Grammar, matcher_tokenizer
 from multidraft.zoo import load_pair
 
 TEXT = "Once upon a time there was a king who"
@@ -64,6 +65,26 @@ def test_the_tokenizer_is_that_of_the_folder():
             assert plain == same
     assert ours.get_vocab() == theirs.get_vocab()
     assert (len(ours), ours.bos_token_id, ours.eos_token_id) == (len(theirs), theirs.bos_token_id, theirs.eos_token_id)
+
+
+def test_grammars_know_its_tokens_as_those_of_the_folder():
+    """Byte by byte, also of tokens that are parts of characters; those that are no text are marked."""
+    ours, theirs = map(matcher_tokenizer, (pair()[2], load_pair().tokenizer))
+    assert ours.vocab_size == theirs.vocab_size
+    for token in range(theirs.vocab_size):
+        assert ours.decode_bytes([token]) == theirs.decode_bytes([token])
+        assert ours.is_special_token(token) == theirs.is_special_token(token)
+    for text in (TEXT, '{"naïve": "漢字 🙂"}\n', ""):
+        assert ours.tokenize_str(text) == theirs.tokenize_str(text)
+
+
+def test_a_grammar_holds_for_a_file():
+    target, draft, tokenizer = pair()
+    schema = '{"enum": ["yes", 7]}'
+    tokens, _ = md.generate(
+        target, draft, [[5, 6], [7]], tree="2x1", max_new_tokens=30, grammar=Grammar(tokenizer, schema)
+    )
+    assert [json.loads(tokenizer.decode(row, skip_special_tokens=True)) in ("yes", 7) for row in tokens] == [True] * 2
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ COMMON_FUNCTIONS: Signatures = {  # of llama.cpp and of its fork
     "llama_vocab_get_text": (BYTES, [POINTER, INT]),
     "llama_vocab_is_eog": (BOOL, [POINTER, INT]),
     "llama_tokenize": (INT, [POINTER, BYTES, INT, NUMBERS, INT, BOOL, BOOL]),
+    "llama_token_to_piece": (INT, [POINTER, INT, BYTES, INT, INT, BOOL]),
     "llama_detokenize": (INT, [POINTER, NUMBERS, INT, BYTES, INT, BOOL, BOOL]),
     "llama_log_set": (None, [LOG_CALLBACK, POINTER]),
 }

@@ -15,12 +15,13 @@ from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.gguf import header
 from multidraft.models.gguf.binding import INT
-from multidraft.models.gguf.library import GGUFLibrary
+from multidraft.models.gguf.library import ADDED_ATTRIBUTE, CONTROL_ATTRIBUTE, UNUSED_ATTRIBUTE, GGUFLibrary
 from multidraft.models.vocabularies import Vocabulary
 
 NO_TOKENIZER = 0  # the library's type for it
 TARGET_IDS = b"multidraft.target_ids"
 MAX_METADATA_BYTES = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
+FIRST_BYTES = 128  # room for a token's bytes
 SAMPLED_BYTES = 1 << 20  # bytes at both ends of a file, of which its digest is made
 STATE = "recurrent state, which cannot be rolled back to a path of a tree"
 
@@ -97,7 +98,7 @@ class LoadedModel:
         if ask.llama_vocab_type(vocab) == NO_TOKENIZER:
             return ()
         names = [ask.llama_vocab_get_text(vocab, token) or b"" for token in range(self.vocabulary)]
-        unused = [ask.is_unused(self, token) for token in range(len(names))]
+        unused = [ask.attributes(self, token) & UNUSED_ATTRIBUTE for token in range(len(names))]
         return tuple("" if no else name.decode(errors="replace") for name, no in zip(names, unused, strict=True))
 
     @cached_property
@@ -148,6 +149,27 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
         tokens = (INT * (len(raw) + 2))()  # a token has a byte at least
         count = self.library.llama_tokenize(self.weights.vocab, raw, len(raw), tokens, len(tokens), special, True)
         return tokens[:count]
+
+    def as_llguidance(self) -> Any:
+        """The same in llguidance's form, which asks the library itself for the tokens of a text."""
+        from llguidance import LLTokenizer
+
+        texts = [self.bytes_of(token) for token in range(len(self))]
+        address = ctypes.cast(self.library.llama_tokenize, ctypes.c_void_p).value
+        ends = self.library.special_tokens(self.weights)["eos"], *self.weights.ends
+        end = next(token for token in ends if token >= 0)
+        made = dict(tokens=texts, vocab_ptr=self.weights.vocab, tokenize_fptr=address, eos_token=end, slices=None)
+        return LLTokenizer.from_llamacpp(**made)  # type: ignore[attr-defined]  # its stubs lack it
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token in a text; llguidance knows those that are no text by a byte that no text has."""
+        attributes, written = self.library.attributes(self.weights, token), -FIRST_BYTES
+        while written < 0:  # where there is no room for so many bytes
+            text, size = ctypes.create_string_buffer(-written), -written
+            written = self.library.llama_token_to_piece(self.weights.vocab, token, text, size, 0, True)
+        raw = text.raw[:written]
+        is_tag = attributes & ADDED_ATTRIBUTE and raw.startswith(b"<") and raw.endswith(b">")
+        return b"\xff" + raw if attributes & CONTROL_ATTRIBUTE or is_tag else raw
 
     def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *_: Any, **__: Any) -> str:
         tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)

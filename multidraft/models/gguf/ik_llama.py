@@ -30,7 +30,7 @@ from multidraft.models.gguf.binding import (
     LibraryFiles,
     Signatures,
 )
-from multidraft.models.gguf.library import UNUSED_ATTRIBUTE, Cells, GGUFLibrary
+from multidraft.models.gguf.library import Cells, GGUFLibrary
 
 PACKAGE, VERSIONS = "ik-llama-cpp-python", ("0.1.5",)  # the structures of another version may differ
 IDENTITY = f"{PACKAGE} {VERSIONS[-1]}"
@@ -63,6 +63,7 @@ OWN_NAMES = {  # of functions, by llama.cpp's names
     "llama_model_free": "llama_free_model",
     "llama_model_n_ctx_train": "llama_n_ctx_train",
     "llama_tokenize": "llama_vocab_tokenize",
+    "llama_token_to_piece": "llama_token_to_piece_vocab",
 }
 FUNCTIONS: Signatures = COMMON_FUNCTIONS | {
     "llama_kv_cache_defrag": (None, [POINTER]),
@@ -130,8 +131,8 @@ class IkLlamaCpp(GGUFLibrary):
     def cells(self, context: Any) -> Cells:
         return IkCells(self, context)
 
-    def is_unused(self, weights: Any, token: int) -> bool:
-        return bool(self.llama_token_get_attr(weights.pointer, token) & UNUSED_ATTRIBUTE)
+    def attributes(self, weights: Any, token: int) -> int:
+        return self.llama_token_get_attr(weights.pointer, token)
 
     def special_tokens(self, weights: Any) -> dict[str, int]:
         return {name: getattr(self, f"llama_token_{name}")(weights.pointer) for name in SPECIAL_TOKENS}

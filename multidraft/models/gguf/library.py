@@ -21,7 +21,8 @@ from multidraft.models.gguf.keeping import digest
 
 ERROR = 4  # the level of ggml's errors
 LOAD_ERROR = b"failed to load model"  # the error behind the one that says why
-UNUSED_ATTRIBUTE = 1 << 1  # the attribute of a token that only fills the vocabulary up
+# Attributes of a token: that only fills the vocabulary up, that is no text, that was added and may be no text
+UNUSED_ATTRIBUTE, CONTROL_ATTRIBUTE, ADDED_ATTRIBUTE = 1 << 1, 1 << 3, 1 << 4
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30}  # of keys and values, by ggml's numbers
 NO_FLASH_ATTENTION = 0
 LIBRARY_LOG = logging.getLogger("multidraft.llama_cpp")
@@ -87,9 +88,9 @@ class GGUFLibrary:
         """The cells of a context."""
         return Cells()
 
-    def is_unused(self, weights: Any, token: int) -> bool:
-        """Whether a token only fills the vocabulary up."""
-        return bool(self.llama_vocab_get_attr(weights.vocab, token) & UNUSED_ATTRIBUTE)
+    def attributes(self, weights: Any, token: int) -> int:
+        """What kind of token it is, as bits."""
+        return self.llama_vocab_get_attr(weights.vocab, token)
 
     def special_tokens(self, weights: Any) -> dict[str, int]:
         """The tokens that have a role, and a negative number for roles without one."""
