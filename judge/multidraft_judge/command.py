@@ -31,6 +31,7 @@ FOR_A_VERDICT = (
     *("logprobs", "alpha", "rounding", "reported", "forms", "plot"),
 )
 GUILTY, CANNOT_JUDGE, BROKEN, STOPPED, TERMINATED = 1, 2, 70, 130, 143  # exit codes
+TERMINATIONS: list[int] = []  # signals that came
 MAX_MESSAGE_CHARACTERS = 600
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 DTYPE_HELP = "float32: compute the model so, on a CPU. Default: as it is stored."
@@ -58,7 +59,9 @@ def one_line_errors() -> Iterator[None]:
     except AdviceError as error:
         line, code = str(error), CANNOT_JUDGE
     except KeyboardInterrupt:
-        line, code = "stopped; with --out the same command goes on", STOPPED
+        line, code = "stopped; with --out the same command goes on", TERMINATED if TERMINATIONS else STOPPED
+        if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, terminate):  # of a program whose command this is
+            raise KeyboardInterrupt(line) from None
     except OSError as error:
         with open(os.devnull, "w") as nowhere:  # what is still to be written would be tried again at the end
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -102,7 +105,7 @@ def judge(
     reference_dtype: Annotated[str | None, option(DTYPE_HELP, EVIDENCE)] = None,
     prompts: Annotated[Path | None, option(PROMPTS_HELP, ASKING)] = None,
     limit: Annotated[int | None, option("Only the first N prompts of the file.", ASKING, min=1)] = None,
-    budget_tokens: Annotated[int, option("Tokens to ask for at most.", ASKING, min=1)] = BUDGET_TOKENS,
+    budget_tokens: Annotated[int, option("No more is asked for after so many tokens.", ASKING, min=1)] = BUDGET_TOKENS,
     max_tokens: Annotated[int, option("New tokens of a request.", ASKING, min=1)] = MAX_TOKENS,
     temperature: Annotated[list[float] | None, option(TEMPERATURE_HELP, ASKING, min=0)] = None,
     top_p: Annotated[float, option("As the server samples.", ASKING, min=0, max=1)] = 1.0,
@@ -217,9 +220,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 app.command()(judge)
 
 
-def terminate(*_: object) -> None:
-    """SIGTERM ends the command with its own exit code."""
-    raise SystemExit(TERMINATED)
+def terminate(number: int, *_: object) -> None:
+    """SIGTERM ends the command as Ctrl-C does, with its own exit code."""
+    TERMINATIONS.append(number)
+    raise KeyboardInterrupt
 
 
 def main() -> None:

@@ -5,15 +5,17 @@ import json
 import math
 import random
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
 import pytest
+import typer
 from multidraft_judge.asking import client as clients
 from multidraft_judge.asking.answers import completion_of
 from multidraft_judge.asking.client import Client
-from multidraft_judge.command import app
+from multidraft_judge.command import app, one_line_errors, terminate
 from multidraft_judge.errors import AdviceError
 from multidraft_judge.evidence.laws import Settings
 from multidraft_judge.evidence.observation import Ask, Completion, Token
@@ -140,6 +142,19 @@ def test_a_server_with_one_model_needs_no_name():
         transport = httpx2.MockTransport(lambda request, data=data: httpx2.Response(200, json={"data": data}))
         with pytest.raises(AdviceError, match=f"{advice}; give the name in requests as --model"):
             judge_subject(URL, transport=transport, **FEW)
+
+
+@pytest.mark.parametrize(("handler", "code"), [(signal.SIG_DFL, 130), (terminate, 143), (lambda *_: None, None)])
+def test_a_signal_has_its_exit_code_or_that_of_the_program_around(monkeypatch, capsys, handler, code):
+    monkeypatch.setattr("multidraft_judge.command.TERMINATIONS", [])
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises((typer.Exit, KeyboardInterrupt)) as ended, one_line_errors():
+            terminate(15) if code == 143 else signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert getattr(ended.value, "exit_code", None) == code
+    assert "stopped; with --out the same command goes on" in capsys.readouterr().err + str(ended.value)
 
 
 def test_a_slow_server():

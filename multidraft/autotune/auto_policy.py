@@ -430,7 +430,8 @@ class Auto(Growing):
             save(self.profile)
         self.unsaved_seconds = 0.0
         mostly_plain = self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2
-        if advise and mostly_plain and not self.is_busy and self.costs and self.profile.timed_rows:
+        advise &= self.kind != "lookup" and mostly_plain and not self.is_busy  # look-ups that rest cost nothing
+        if advise and self.costs and self.profile.timed_rows:
             plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
             if self.tokens <= (1 + MARGIN) * plain_tokens:
                 say_once(NO_DRAFTS_ADVICE)

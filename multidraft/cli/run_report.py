@@ -26,6 +26,7 @@ PROCESSOR_OPTIONS = [name for name, known in SETTINGS.items() if known.option an
 HINT_MARGIN = 1.1  # a smaller factor may be noise, and gives no hint
 MIN_PROMPTS, MIN_STEPS = 5, 200  # fewer are too little to compare
 SHOWN_RATES = 8  # of a list
+MIN_SHOWN_SHARE = 0.005  # of a tree: what would be shown as 1 %
 MIN_MEASURED = 5  # steps with drafts; an average over fewer is no acceptance rate
 BUSY = "busy"  # in place of a ratio
 BUSY_NOTE = (
@@ -207,7 +208,8 @@ class RunReport:
             levels = name.split("/")  # for a tree given by the drafts of every slot, show its size
             drafts = sum(map(int, ",".join(levels).split(","))) if len(levels) > 1 else 0
             shapes[f"{drafts} drafts in {len(levels)} levels" if drafts else name or NO_TREE] += count
-        return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(3))
+        shares = [(name, count / shapes.total()) for name, count in shapes.most_common(3)]
+        return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= MIN_SHOWN_SHARE)
 
 
 def acceptance(info: "Info") -> list[tuple[str, str]]:

@@ -306,7 +306,7 @@ class Service:
         if count > room or room < 1:
             raise AdviceError(
                 f"{count} new tokens after a prompt of {len(prompt)} are more than this server has room for, "
-                f"{max_tokens} in all; shorten the prompt, or ask for fewer"
+                f"{max_tokens} in all (--max-tokens-in-cache); shorten the prompt, or ask for fewer"
             )
         if (body.min_tokens or 0) > count:
             raise AdviceError(

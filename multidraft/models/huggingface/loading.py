@@ -42,6 +42,8 @@ def load(kind: Any, name: str, what: str, **settings: object) -> Any:
     check_folder(name)
     folder = Path(name).expanduser()
     if folder.is_dir() and not (folder / "config.json").exists():
+        if files := sorted(folder.glob("*.gguf")):
+            raise AdviceError(f"folder {name!r} holds GGUF files; name one of them, such as {files[0].name}")
         raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
     for file in SETTINGS if folder.is_dir() else ():
         settings_in(folder / file)
