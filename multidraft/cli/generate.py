@@ -76,11 +76,12 @@ class FormOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """Batches, seed and compilation."""
+    """Batches, seed, threads and compilation."""
 
     batch: Annotated[int, o.option("Prompts decoded side by side, up to the end of the longest.", o.RUN, min=1)] = 1
     max_num_seqs: Annotated[int | None, o.option(MAX_NUM_SEQS_HELP, o.RUN, "--max-num-seqs", min=1)] = None
     seed: o.Seed = None
+    threads: Annotated[int | None, o.option("Threads on the CPU. Default: torch's own.", o.RUN, min=1)] = None
     compiles: Annotated[bool, o.option("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
 
 
@@ -136,7 +137,12 @@ def generate(
     output.check(source, source.prompts, form.json_schema, models.target, models.draft, drafting.plan)
     check_names(target, draft, engine, models.corpus)
     job.check()
+    o.check_threads(run.threads)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
+        if run.threads is not None:
+            import torch
+
+            torch.set_num_threads(run.threads)
         models_note = pair_note(target, draft, (models.target, models.draft), engine)
         decode_prompts(job, source.is_conversation, output, models_note)
 

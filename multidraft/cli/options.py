@@ -1,6 +1,7 @@
 """Options that several commands share, in groups, and checks of every option's value."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -96,6 +97,12 @@ def check_drafting(scheme: str, tree: str, plan: str | None) -> None:
     TreeLimits.parse(tree) if tree.strip().lower().startswith("auto") else TreeShape.parse(tree)
     if plan is not None:
         files.content(Path(plan), "the plan", MAX_PLAN_BYTES)
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise on more threads than there are processors."""
+    if threads is not None and threads > (cores := os.cpu_count() or 1):
+        raise AdviceError(f"--threads {threads} is more than this machine's {cores} processors; give fewer")
 
 
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -132,8 +132,7 @@ def serve(
         if low > high:
             raise AdviceError(f"--replicas {low} is more than --most-replicas {high}; give fewer, or allow more")
         return run_on_ray(engines.ray, serving, server.host, server.port, low, high, ready)
-    if engines.threads is not None and engines.threads > (cores := os.cpu_count() or 1):
-        raise AdviceError(f"--threads {engines.threads} is more than this machine's {cores} processors; give fewer")
+    o.check_threads(engines.threads)
     if engines.replicas > 1 or engines.most_replicas is not None:
         raise AdviceError("--replicas and --most-replicas are for --ray; pass it, too, or leave them out")
     if server.access_log:

@@ -84,7 +84,7 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--target @none.gguf --draft ngram; --target owner/model:Q8_0 --draft ngram; --target embedded --revision v1; "
         "--corpus @text.txt --draft ngram; "
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
-        "--compare --baselines vllm",
+        "--compare --baselines vllm; --threads 0; --threads 100000",
     ),
     "replay": ("@trace.jsonl", "--row 9; --step 9"),
     "schemes": ("", "x"),

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from commands import run
+from commands import ends_with_advice, run
 from tiny import tiny_model
 
 from multidraft.cli import models as names
@@ -89,6 +89,22 @@ def test_a_script_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["to_gguf.py", str(FOLDER / "draft"), str(tmp_path / "a")])
     with pytest.raises(SystemExit, match=r"pip install -c constraints.txt -e '.\[gguf\]'"):
         runpy.run_path(str(Path(__file__).parents[2] / "examples" / "to_gguf.py"), run_name="__main__")
+
+
+def test_a_folder_of_gguf_files_is_told_from_one_of_a_model(tmp_path):
+    (tmp_path / "model-q4_k_m.gguf").touch()
+    ended = run("generate", "--target", tmp_path, "--draft", "none", "--prompt", "It")
+    ends_with_advice(ended, "holds GGUF files; name one of them, such as model-q4_k_m.gguf")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_generate_computes_with_the_threads_that_are_asked_for(count):
+    before, call = torch.get_num_threads(), "generate --target embedded --draft none --prompt It --max-new-tokens 1"
+    try:
+        assert run(*call.split(), "--threads", count).exit_code == 0
+        assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("count", [1, 2])
