@@ -215,7 +215,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
             tokens = service.encode(body.prompt or "", body.add_special_tokens is not False)
         tokens = service.truncate(body, tokens)
         token_texts = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-        facts = {"count": len(tokens), "max_model_len": service.context}
+        facts = {"count": len(tokens), "max_model_len": service.max_tokens}
         response = json_response(facts | {"tokens": tokens, "token_strs": token_texts})
         return with_ignored_names(response, body.ignored_names(service.template_of(body)))
 
@@ -233,7 +233,7 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         facts = {name: getattr(service.tokenizer, name, None) for name in names}
         facts["chat_template"] = service.tokenizer.chat_template or PLAIN_TEMPLATE
         class_name = type(service.tokenizer).__name__
-        return {"tokenizer_class": class_name, "max_model_len": service.context} | facts
+        return {"tokenizer_class": class_name, "max_model_len": service.max_tokens} | facts
 
 
 def json_response(value: dict[str, Any]) -> Response:
@@ -252,7 +252,7 @@ def add_state(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}")
     def one_model(name: str) -> dict[str, Any]:
         check_name(service, name)
-        return {"id": name} | card | {"max_model_len": service.context}
+        return {"id": name} | card | {"max_model_len": service.max_tokens}
 
     @app.get("/health")
     async def health() -> JSONResponse:
