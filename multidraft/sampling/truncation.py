@@ -6,10 +6,10 @@ in from_logits.py does the same by tensor operations, which go over the vocabula
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64, Int
 from torch import Tensor
 
-from multidraft.verification.loops import compile_loop, lines, total_weight
+from multidraft.verification.loops import lines, total_weight
 
 TOP_P_HEAD = 1024  # so many tokens nearly always hold top-p
 BLOCKS_PER_TOKEN = 2  # more blocks than tokens that are wanted, so that few have two of them
@@ -34,12 +34,12 @@ def truncated_lines(
     bad_rows, wide_rows = np.flatnonzero(~np.isfinite(largest)).tolist(), list[int]()
     probs = np.zeros_like(values)
     for row in set(range(len(values))).difference(bad_rows):
-        head = head_of(values[row], maxima[row], size, count)
+        head = head_of(values[row], maxima[row], count)
         weights = np.exp((values[row, head].astype(np.float64) - largest[row]) / temperature)
         is_whole = top_k is not None or weights.min() < min_p or len(weights) == values.shape[1]
         if top_p is not None:
             total = weights.sum() if top_k else total_weight(values[row], largest[row], temperature)
-            is_whole = cut_to_nucleus(weights, top_p * total)
+            weights, is_whole = nucleus_of(weights, top_p * total)
         if not is_whole:
             wide_rows.append(row)
             continue
@@ -48,36 +48,21 @@ def truncated_lines(
     return torch.from_numpy(probs), bad_rows, wide_rows
 
 
-@compile_loop
-def head_of(values, maxima, size, count):
+def head_of(
+    values: Float32[np.ndarray, " vocabulary"], maxima: Float32[np.ndarray, " blocks"], count: int
+) -> Int[np.ndarray, " head"]:
     """The places of the `count` largest values, and of those equal to the last, in ascending order."""
-    lowest = np.partition(maxima, maxima.size - count)[maxima.size - count]
-    num_places = 0
-    for block in range(maxima.size):
-        if maxima[block] >= lowest:
-            num_places += (values[block * size : (block + 1) * size] >= lowest).sum()
-    places, found = np.empty(num_places, np.int64), 0
-    for block in range(maxima.size):
-        if maxima[block] >= lowest:
-            for place in range(block * size, min((block + 1) * size, values.size)):
-                if values[place] >= lowest:
-                    places[found] = place
-                    found += 1
-    last = np.partition(values[places], num_places - count)[num_places - count]
-    return places[values[places] >= last]
+    places = np.flatnonzero(values >= np.partition(maxima, -count)[-count])
+    head = values[places]
+    return places[head >= np.partition(head, -count)[-count]]
 
 
-@compile_loop
-def cut_to_nucleus(weights, wanted):
-    """Set to zero all but the largest weights that hold so much, of equal ones the first; whether these hold it."""
-    held, least, taken = 0.0, 0.0, 0
-    for weight in -np.sort(-weights):
-        if held >= wanted and taken > 0:
-            break
-        held, taken, least = held + weight, taken + 1, weight
-    surplus = (weights >= least).sum() - taken
-    for place in range(weights.size):
-        if weights[place] < least or (weights[place] == least and surplus > 0):
-            surplus -= weights[place] == least
-            weights[place] = 0.0
-    return held >= wanted
+def nucleus_of(weights: Float64[np.ndarray, " head"], wanted: float) -> tuple[Float64[np.ndarray, " head"], bool]:
+    """The largest weights until they hold so much, of equal ones the last, and zeros; and whether they hold it."""
+    ordered = -np.sort(-weights)
+    held = ordered.cumsum()
+    taken = 1 + int((held[:-1] < wanted).sum())
+    is_taken = weights >= ordered[taken - 1]
+    surplus = np.flatnonzero(weights == ordered[taken - 1])[: is_taken.sum() - taken]
+    is_taken[surplus] = False
+    return np.where(is_taken, weights, 0.0), bool(held[taken - 1] >= wanted)
