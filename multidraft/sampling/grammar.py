@@ -54,10 +54,7 @@ class Grammar:
     ):
         self.text = grammar_text(json_schema, regex, lark)
         self.thinking = None if thinking is None else Thinking(tokenizer, thinking)
-        self.tokenizer, self.text_tokenizer = (
-            matcher_tokenizer(tokenizer),
-            tokenizer,
-        )  # whose library the first may call
+        self.tokenizer, self.source = matcher_tokenizer(tokenizer), tokenizer  # whose library the first may call
         limits = library().LLParserLimits(max_items_in_row=MAX_ITEMS, step_max_items=10 * MAX_ITEMS)
         self.matcher = library().LLMatcher(self.tokenizer, self.text, log_level=0, limits=limits)
         self.check()
