@@ -19,7 +19,6 @@ from multidraft.decoding.state import DecodeConfig, NodeGroup, RowNode, RunningR
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
 from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored, chain_parents
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
-from multidraft.sampling.from_logits import can_be_pending
 from multidraft.sampling.gate import Faults, RowFault
 from multidraft.transfer import take
 from multidraft.verification.law import Law
@@ -103,11 +102,12 @@ def drafting_roots(rows: list[RunningRow], trees: list[TokenTree], places: RowNo
 
 
 def can_guess(state: State, places: RowNodes) -> bool:
-    """Whether what is drafted is one token at each node, which is looked up without reading those before it."""
+    """Whether what is drafted is one token at each node, which is looked up without reading those before it.
+
+    Such a law is the same under all settings. A drafter guesses for all rows, or for none.
+    """
     assert state.draft is not None
-    settings = [state.rows[row].sampling for row, _ in places]
-    is_plain = all(can_be_pending(sampling.for_draft or sampling) for sampling in settings)
-    return is_plain and state.draft.guess(places[0][0], []) is not None  # a drafter guesses for all rows, or for none
+    return state.draft.guess(places[0][0], []) is not None
 
 
 def guess_level(state: State, trees: list[TokenTree], places: RowNodes) -> RowNodes:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.sampling.from_logits import can_be_pending, distributions
+from multidraft.sampling.from_logits import distributions
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, process_lines
 from multidraft.sampling.settings import Sampling
@@ -64,8 +64,7 @@ def draft_distributions(
     sampling, logits = sampling.for_draft or sampling, logits if ids is not None else logits[:, :vocabulary]
     faults = Faults()
     if ids is not None and ids.ndim > 1:
-        is_certain = ids.shape[1] == 1 and can_be_pending(sampling)
-        if is_certain and (certain := certain_distributions(logits, ids, vocabulary)):
+        if ids.shape[1] == 1 and (certain := certain_distributions(logits, ids, vocabulary)):
             return certain, faults
         faults = faults_of_ids(logits, ids, vocabulary)
     per_line = sparse_distributions(logits, sampling, prefixes, drafts, ids, vocabulary)
@@ -81,7 +80,7 @@ def draft_distributions(
 def certain_distributions(
     logits: Columns, ids: Int[Tensor, "lines 1"], vocabulary: int
 ) -> list[DraftDistribution] | None:
-    """The distributions of lines with one token each, whatever they are drawn at; None if there is a fault."""
+    """The distributions of lines with one token each, whatever the settings; None if there is a fault."""
     scores, tokens = lines(upcast(logits)), ids.numpy()[:, 0]
     if not np.isfinite(scores).all() or ((tokens < 0) | (tokens >= vocabulary)).any():
         return None

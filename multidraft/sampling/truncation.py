@@ -38,7 +38,7 @@ def truncated_lines(
         weights = np.exp((values[row, head].astype(np.float64) - largest[row]) / temperature)
         is_whole = top_k is not None or weights.min() < min_p or len(weights) == values.shape[1]
         if top_p is not None:
-            total = weights.sum() if top_k else total_weight(values[row], largest[row], temperature)
+            total = weights.sum() if top_k else total_weight(values[row], float(largest[row]), temperature)
             weights, is_whole = nucleus_of(weights, top_p * total)
         if not is_whole:
             wide_rows.append(row)

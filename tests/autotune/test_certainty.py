@@ -110,8 +110,10 @@ class ReadsEachLevel(Lookup):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_looked_up_is_what_passes_over_each_level_say(rows: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    "sampling", [dict(temperature=0.0), {}, dict(repetition_penalty=1.1), dict(bad_words_ids=[[3]])]
+)
+def test_what_is_looked_up_is_what_passes_over_each_level_say(rows: int, sampling: dict[str, Any]) -> None:
     """Texts that leave a period at times: tokens, drafts and what was accepted are equal."""
     leaving = random_table(SIZE, 2, seed=6, concentration=0.05)
     model = TableModel(
@@ -120,9 +122,9 @@ def test_what_is_looked_up_is_what_passes_over_each_level_say(rows: int, tempera
     runs = list[tuple[list[list[int]], int, int]]()
     for lookup in Lookup(SIZE), ReadsEachLevel(SIZE):
         generators = [torch.Generator().manual_seed(row) for row in range(rows)]
-        policy = Auto(Profile({}), temperature, kind="lookup")
+        policy = Auto(Profile({}), sampling.get("temperature", 1.0), kind="lookup")
         settings = dict(tree=policy, max_new_tokens=60, generator=generators, eos_token_id=[])
-        tokens, info = md.generate(model, lookup, [[row] for row in range(rows)], temperature=temperature, **settings)
+        tokens, info = md.generate(model, lookup, [[row] for row in range(rows)], **sampling, **settings)
         runs.append(([row.tolist() for row in tokens], info.nodes, info.accepted))
     assert runs[0] == runs[1]
     assert 0 < runs[0][2] <= runs[0][1]

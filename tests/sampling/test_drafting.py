@@ -5,9 +5,11 @@ import torch
 
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import distribution
+from multidraft.sampling.processors import LogitBias, Processors
 from multidraft.sampling.settings import Sampling
 
 SAMPLINGS = [Sampling(0), Sampling(), Sampling(0.7, top_p=0.5), Sampling(for_draft=Sampling(2.0, top_k=1))]
+SAMPLINGS += [Sampling(before=Processors([LogitBias({3: -torch.inf, 0: 5.0})]))]  # a forbidden token is all there is
 IDS = torch.tensor([[3], [0]])
 
 
