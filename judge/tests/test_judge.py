@@ -144,13 +144,20 @@ def test_a_server_with_one_model_needs_no_name():
             judge_subject(URL, transport=transport, **FEW)
 
 
-@pytest.mark.parametrize(("handler", "code"), [(signal.SIG_DFL, 130), (terminate, 143), (lambda *_: None, None)])
-def test_a_signal_has_its_exit_code_or_that_of_the_program_around(monkeypatch, capsys, handler, code):
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("handler", "stop", "code"),
+    [(signal.SIG_DFL, interrupt, 130), (terminate, terminate, 143), (interrupt, interrupt, None)],
+)
+def test_a_signal_has_its_exit_code_or_that_of_the_program_around(monkeypatch, capsys, handler, stop, code):
     monkeypatch.setattr("multidraft_judge.command.TERMINATIONS", [])
     before = signal.signal(signal.SIGTERM, handler)
     try:
         with pytest.raises((typer.Exit, KeyboardInterrupt)) as ended, one_line_errors():
-            terminate(15) if code == 143 else signal.raise_signal(signal.SIGINT)
+            stop(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert getattr(ended.value, "exit_code", None) == code

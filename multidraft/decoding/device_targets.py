@@ -4,22 +4,20 @@ A walk asks for one node after another, and each question would be a wait. So al
 those that no walk comes to.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.decoding.state import RowNode, RunningRow
+from multidraft.decoding.state import NodeGroup, RunningRow, groups_by_settings
 from multidraft.decoding.targets import Ids, NodeResidual, NodeTarget, Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual
-from multidraft.sampling.from_logits import can_be_pending, pending_distributions
+from multidraft.sampling.from_logits import pending_distributions
 from multidraft.sampling.gate import RowFault
-from multidraft.sampling.settings import Sampling
+from multidraft.sampling.processors import process_lines
 from multidraft.transfer import concatenate, download, upload
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.precision import FACTOR_BELOW_ONE
@@ -67,17 +65,16 @@ class DeviceTargets(Targets):
     def fetch(self, numbers: list[float]) -> None:
         """Note what the CPU needs of all nodes, in one copy.
 
-        Lines that are no distribution, and those of rows with processors, stay to be asked for one by one.
+        Lines that are no distribution, or that a processor fails on, stay to be asked for one by one, as do those of
+        rows with filters of transformers' behind the cuts.
         """
-        groups = defaultdict[Sampling, list[RowNode]](list)
-        for row, state in enumerate(self.rows):
-            if row not in self.faults and can_be_pending(state.sampling):
-                groups[state.sampling] += [(row, node) for node in range(len(self.trees[row]))]
-        if not groups:
+        rows = [row for row, state in enumerate(self.rows) if row not in self.faults and state.sampling.after is None]
+        places = [(row, node) for row in rows for node in range(len(self.trees[row]))]
+        if not places:
             return
-        pending = [pending_distributions(self.lines(group), sampling) for sampling, group in groups.items()]
-        lines, is_settled = map(concatenate, zip(*pending, strict=True))
-        places = [*chain.from_iterable(groups.values())]
+        groups = groups_by_settings(self.rows, self.trees, places)
+        lines, is_settled = map(concatenate, zip(*map(self.pending, groups), strict=True))
+        places = [place for group in groups for place in group.places]
         ids = [self.ids_at(place) for place in places]
         support = upload(np.concatenate([line * lines.shape[1] + part for line, part in enumerate(ids)]), lines.device)
         drawing = upload([numbers[row] for row, _ in places], lines.device, torch.float64)
@@ -90,6 +87,14 @@ class DeviceTargets(Targets):
             if settled[line]:
                 known = values[line], float(totals[line]), others_before[line], int(tokens[line])
                 self.known[place] = FetchedTarget(lines[line], ids[line], *known)
+
+    def pending(self, group: NodeGroup) -> tuple[Float[Tensor, "places vocabulary"], Bool[Tensor, " places"]]:
+        """The distributions at nodes of rows with the same settings, and which are settled."""
+        logits, faults = process_lines(group.sampling.before, self.lines(group.places), group.prefixes)
+        probs, is_settled = pending_distributions(logits, group.sampling)
+        if faults:
+            is_settled[upload([*faults], is_settled.device)] = False
+        return probs, is_settled
 
     def pick(self, weights: list[Float[Tensor, " vocabulary"]], numbers: list[float]) -> list[int]:
         """The token that each number draws of its weights: all at once, which is one wait."""

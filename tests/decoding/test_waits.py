@@ -16,16 +16,16 @@ from marks import slow_but
 from pretended import counted_waits, device
 from test_pretended_device import DRAFTERS, Place, on_device
 from tiny import tiny_model
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import multidraft as md
 from multidraft.decoding.device_targets import DeviceTargets
 from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.metrics import measured_acceptance
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow
 from multidraft.decoding.step import step
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
 from multidraft.sampling.from_logits import (
     TOP_P_HEAD,
     nucleus,
@@ -34,6 +34,7 @@ from multidraft.sampling.from_logits import (
     target_distributions,
 )
 from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.transfer import download, take, upload
 
@@ -110,11 +111,34 @@ def test_more_rows_and_nodes_are_no_more_waits() -> None:
     assert waits_of_steps("model", "4x3", {}) == waits_of_steps("model", "1x1", {})
 
 
-def test_a_processor_waits_where_a_walk_comes() -> None:
-    """It is called with each node's sequence; what it returns is looked at, and not fetched."""
+def test_a_processor_is_no_more_waits() -> None:
+    """It is called with each node's sequence, for all nodes beforehand."""
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
     counts = waits_of_steps("model", "2x1", {"sampling": sampling_from(processors, greedy=False)})
-    assert 3 < max(counts) <= 20
+    assert counts == waits_of_steps("model", "2x1", {})
+
+
+class FailsBehindOne(LogitsProcessor):
+    """Fails where the sequence ends with token 1."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if (input_ids[:, -1] == 1).any():
+            raise ValueError("one")
+        return scores
+
+
+def test_a_processor_that_fails_at_a_node_is_a_fault_where_a_walk_comes_there() -> None:
+    tree = TokenTree([0])
+    tree.laws[0] = NodeLaw(np.array([1, 2]), np.full(2, 0.5))
+    tree.add(0, 2, [0, 1], [0.1, 0.9])
+    sampling = Sampling(before=Processors([FailsBehindOne()]))
+    row = RunningRow(sampling, Randomness(torch.Generator()), 0, 2, prefix=torch.tensor([2, 0]))
+    targets = DeviceTargets([row], [tree], LINES[None, :3])
+    targets.fetch([0.5])
+    assert [*targets.known] == [(0, 0)]  # the third line is no distribution
+    assert targets.faults == {}
+    targets.at([(0, 1)])
+    assert str(targets.faults[0]).startswith("row 0, position 4: processor FailsBehindOne fails with ValueError: one")
 
 
 LINES = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
