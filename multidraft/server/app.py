@@ -157,8 +157,7 @@ def add_post_route(
     body_schema = body_type.model_json_schema()
     for field, known in body_schema.get("properties", {}).items():
         known.setdefault("description", FIELDS[field].about if field in FIELDS else "")
-        for form in known.get("anyOf", []) if field == "model" else []:
-            form |= {"enum": service.names} if form["type"] == "string" else {}
+        known |= {"enum": service.names} if field == "model" and known.get("type") == "string" else {}
     schema = {"required": True, "content": {"application/json": {"schema": body_schema}}}
     name = path.removeprefix("/").replace("/", "_")
     forms: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
@@ -173,9 +172,9 @@ def with_ignored_names(response: Response, names: list[str]) -> Response:
     return response
 
 
-def check_name(service: Service, name: str | None) -> None:
-    """Raise 404 unless it is a name of the served model, or none."""
-    if name is not None and name not in service.names:
+def check_name(service: Service, name: str) -> None:
+    """Raise 404 unless it is a name of the served model."""
+    if name not in service.names:
         raise HTTPException(404, f"the model {name[:100]!r} does not exist; this server has {service.names[0]!r}")
 
 

@@ -82,7 +82,7 @@ class GenerationBody(SamplingBody, PromptBody):
 
     route: ClassVar[Route]
 
-    model: str | None = None
+    model: str
     max_tokens: TokenLimit | None = None
     logit_bias: Biases | None = None
     seed: int | None = None

@@ -51,6 +51,7 @@ def describe_error(error: Exception) -> tuple[int, str, str | None]:
             first = error.errors(include_url=False, include_input=False)[0]
             location, cause = ".".join(map(str, first["loc"])), first.get("ctx", {}).get("error")
             message = str(cause) if cause else f"{location}: {first['msg']}" if location else first["msg"]
+            message += "; see /v1/models" if (location, first["type"]) == ("model", "missing") else ""
             return 400, message, location or None
         case AdviceError() if source := getattr(error, "source", None):  # a RowFault, whose import would load torch
             status = 400 if source.startswith("processor") else 500

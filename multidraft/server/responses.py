@@ -27,7 +27,7 @@ SHARED_FIELDS = [  # with a chat
 class ResponsesBody(OpenBody):
     """Instructions and a conversation to answer."""
 
-    model: str | None = None
+    model: str
     input: LongText | Annotated[list[dict[str, Any]], FAIL_FAST]
     instructions: LongText | None = None
     max_output_tokens: PositiveCount | None = None

@@ -23,7 +23,7 @@ BODIES = [b"", b"{", b"null", b"[]", b"1", b"\xff\xfe\xff", b"[" * 100_000, b'{"
 ]
 LONG = ["a"] * 200, "a" * 2000, ["x", *[1.5] * 30_000]
 WRONG: dict[str, list[Any]] = {  # by field
-    "model": [1],
+    "model": [None, 1],
     "prompt": [None, "", [], [[]], [""], [1, "a"], [[1], 2], {}, [-1], [NUM_LETTERS], [10**30], *LONG],
     "max_tokens": [-2, 0, 10**9, 10**30, "many", 1.5],
     "min_tokens": [-1, 4],
@@ -84,7 +84,9 @@ def test_requests_that_make_no_sense(client, address, body):
 
 def test_what_is_not_there(client):
     check_refused(client.post("/v1/completions", json=GOOD | {"model": "other"}), 404)
-    assert client.post("/v1/completions", json=GOOD | {"model": None}).status_code == 200
+    nameless = client.post("/v1/completions", json={name: value for name, value in GOOD.items() if name != "model"})
+    check_refused(nameless)
+    assert nameless.json()["error"]["message"] == "model: Field required; see /v1/models"
     check_refused(client.get("/v1/models/other"), 404)
     check_refused(client.get("/v2"), 404)
     response = client.get("/v1/completions")

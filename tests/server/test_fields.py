@@ -160,11 +160,6 @@ def test_a_field_that_is_refused_is_named_with_the_reason(client, name, route):
 
 
 @pytest.mark.parametrize("route", ADDRESSES)
-def test_a_request_needs_no_model(client, route):
-    assert answer(client, route, model=None)[0] == answer(client, route)[0]
-
-
-@pytest.mark.parametrize("route", ADDRESSES)
 def test_a_field_may_have_the_name_of_any_part_of_our_own(client, route):
     names = [name for name in dir(ChatBody) if not name.startswith("__") and name not in FIELDS]
     unknown = {name: 1 for name in names if name not in ResponsesBody.model_fields}
