@@ -199,7 +199,7 @@ def test_how_much_of_a_prompt_is_read_is_told_where_it_is_asked_for(toy):
 def test_the_tokenizer_the_model_its_state_and_a_page(toy):
     tokens = toy.post("/tokenize", json={"prompt": "abc", "return_token_strs": True}).json()
     longest = tokens.pop("max_model_len")
-    refused = toy.post(COMPLETIONS, json={"prompt": "abc", "max_tokens": longest - 2})
+    refused = toy.post(COMPLETIONS, json={"model": "toy", "prompt": "abc", "max_tokens": longest - 2})
     assert f"room for, {longest} in all" in refused.json()["error"]["message"]
     assert tokens == {"count": 3, "tokens": [0, 1, 2], "token_strs": ["a", "b", "c"]}
     assert toy.post("/detokenize", json={"tokens": [2, 1]}).json() == {"prompt": "cb"}
