@@ -158,8 +158,8 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
         address = ctypes.cast(self.library.llama_tokenize, ctypes.c_void_p).value
         ends = self.library.special_tokens(self.weights)["eos"], *self.weights.ends
         end = next(token for token in ends if token >= 0)
-        made = dict(tokens=texts, vocab_ptr=self.weights.vocab, tokenize_fptr=address, eos_token=end, slices=None)
-        return LLTokenizer.from_llamacpp(**made)  # type: ignore[attr-defined]  # its stubs lack it
+        parts = dict(tokens=texts, vocab_ptr=self.weights.vocab, tokenize_fptr=address, eos_token=end, slices=None)
+        return LLTokenizer.from_llamacpp(**parts)  # type: ignore[attr-defined]  # its stubs lack it
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token in a text; llguidance knows those that are no text by a byte that no text has."""
