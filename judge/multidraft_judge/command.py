@@ -31,7 +31,6 @@ FOR_A_VERDICT = (
     *("logprobs", "alpha", "rounding", "reported", "forms", "plot"),
 )
 GUILTY, CANNOT_JUDGE, BROKEN, STOPPED, TERMINATED = 1, 2, 70, 130, 143  # exit codes
-TERMINATIONS: list[int] = []  # signals that came
 MAX_MESSAGE_CHARACTERS = 600
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 DTYPE_HELP = "float32: compute the model so, on a CPU. Default: as it is stored."
@@ -42,6 +41,10 @@ TEMPERATURE_HELP = "0 for greedy texts only. Default: 1. With --measure it may b
 MEASURE_HELP = "Measure tokens a chunk and speed, in place of a verdict."
 FORMS_HELP = "Ask for a JSON form in one wave of four: texts must have it, and end behind it."
 REPORTED_HELP = "Which law's logarithms the server lists: sampled, temperature or raw. Default: as its kind does."
+
+
+class Termination(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does, with its own exit code."""
 
 
 def option(text: str, panel: str, *names: str, **settings: Any) -> Any:
@@ -58,8 +61,9 @@ def one_line_errors() -> Iterator[None]:
         return
     except AdviceError as error:
         line, code = str(error), CANNOT_JUDGE
-    except KeyboardInterrupt:
-        line, code = "stopped; with --out the same command goes on", TERMINATED if TERMINATIONS else STOPPED
+    except KeyboardInterrupt as interrupt:
+        line = "stopped; with --out the same command goes on"
+        code = TERMINATED if isinstance(interrupt, Termination) else STOPPED
         if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, terminate):  # of a program whose command this is
             raise KeyboardInterrupt(line) from None
     except OSError as error:
@@ -220,10 +224,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 app.command()(judge)
 
 
-def terminate(number: int, *_: object) -> None:
-    """SIGTERM ends the command as Ctrl-C does, with its own exit code."""
-    TERMINATIONS.append(number)
-    raise KeyboardInterrupt
+def terminate(*_: object) -> None:
+    """What SIGTERM does."""
+    raise Termination
 
 
 def main() -> None:

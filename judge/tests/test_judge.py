@@ -152,8 +152,7 @@ def interrupt(*_: object) -> None:
     ("handler", "stop", "code"),
     [(signal.SIG_DFL, interrupt, 130), (terminate, terminate, 143), (interrupt, interrupt, None)],
 )
-def test_a_signal_has_its_exit_code_or_that_of_the_program_around(monkeypatch, capsys, handler, stop, code):
-    monkeypatch.setattr("multidraft_judge.command.TERMINATIONS", [])
+def test_a_signal_has_its_exit_code_or_that_of_the_program_around(capsys, handler, stop, code):
     before = signal.signal(signal.SIGTERM, handler)
     try:
         with pytest.raises((typer.Exit, KeyboardInterrupt)) as ended, one_line_errors():

@@ -92,18 +92,13 @@ def most_likely_logits(logits: Lines, top_k: int | None) -> Lines:
     return logits.masked_fill(logits < logits.topk(top_k, -1).values[..., -1:], -torch.inf)
 
 
-def can_be_pending(sampling: Sampling) -> bool:
-    """Whether `pending_distributions` takes these settings: without processors."""
-    return sampling.before is None and sampling.after is None
-
-
 def is_greedy(sampling: Sampling) -> bool:
     """Whether the target is the likeliest token alone."""
-    return sampling.temperature == 0 and can_be_pending(sampling)
+    return sampling.temperature == 0 and sampling.before is None and sampling.after is None
 
 
 def pending_distributions(logits: Lines, sampling: Sampling) -> tuple[Lines, Bool[Tensor, " lines"]]:
-    """`target_distributions`, and which lines are settled; all on the logits' device, where the CPU does not wait.
+    """`target_distributions` without processors, and which lines are settled; on a device the CPU does not wait.
 
     A line is not settled if it makes no distribution, or if its nucleus has more than TOP_P_HEAD tokens.
     """

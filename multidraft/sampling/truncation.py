@@ -31,9 +31,8 @@ def truncated_lines(
     size = max(values.shape[1] // (BLOCKS_PER_TOKEN * count), 1)
     maxima = np.maximum.reduceat(values, range(0, values.shape[1], size), -1)
     largest = maxima.max(-1)
-    bad_rows, wide_rows = np.flatnonzero(~np.isfinite(largest)).tolist(), list[int]()
-    probs = np.zeros_like(values)
-    for row in set(range(len(values))).difference(bad_rows):
+    is_finite, wide_rows, probs = np.isfinite(largest), list[int](), np.zeros_like(values)
+    for row in np.flatnonzero(is_finite).tolist():
         head = head_of(values[row], maxima[row], count)
         weights = np.exp((values[row, head].astype(np.float64) - largest[row]) / temperature)
         is_whole = top_k is not None or weights.min() < min_p or len(weights) == values.shape[1]
@@ -45,7 +44,7 @@ def truncated_lines(
             continue
         weights[weights < min_p] = 0.0
         probs[row, head] = weights / weights.sum()
-    return torch.from_numpy(probs), bad_rows, wide_rows
+    return torch.from_numpy(probs), np.flatnonzero(~is_finite).tolist(), wide_rows
 
 
 def head_of(

@@ -73,10 +73,9 @@ def build(service: Service) -> FastAPI:
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, AnyHTTPException) and error.detail in ("Not Found", "Method Not Allowed"):
-            allowed = dict(error.headers or {}).get("Allow", "")
-            message = f"{request.url.path[:100]} takes {allowed}, not {request.method}; see /docs"
-            message = message if allowed else unknown_address(request.url.path)
-            error = HTTPException(error.status_code, message, error.headers)
+            path, allowed = request.url.path, dict(error.headers or {}).get("Allow")
+            other_method = f"{path[:100]} takes {allowed}, not {request.method}; see /docs"
+            error = HTTPException(error.status_code, other_method if allowed else unknown_address(path), error.headers)
         return error_response(error, request.scope.get("request_id", ""))
 
     app = FastAPI(
