@@ -11,7 +11,7 @@ from itertools import product
 
 from torch import Tensor
 
-from multidraft.decoding.draft import Drafted, read_level
+from multidraft.decoding.draft import Drafted, read_level, tree_at_root
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefill import read_whole
 from multidraft.decoding.request import Request
@@ -27,6 +27,7 @@ from multidraft.verification import law as drafting
 
 PLAIN = Sampling()
 MAX_CERTAIN_GAP = 1e-15  # a coin this close to 0 or 1 has one side
+MAX_NEW_TOKENS = 1000  # of a row: so many that no tree is cut because its row would end
 SequenceLaw = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
 
@@ -86,7 +87,7 @@ def first_state(
     whole: bool = False,
 ) -> State:
     """The state in which the decoder starts after one prompt, which the target may have read as a whole."""
-    return read_whole([Request(prompt, 0, sampling)], target, draft, config, policy, whole)
+    return read_whole([Request(prompt, MAX_NEW_TOKENS, sampling)], target, draft, config, policy, whole)
 
 
 def first_tokens(law: SequenceLaw, conditional: Conditional, count: int) -> SequenceLaw:
@@ -135,7 +136,7 @@ def all_branches(state: State, config: DecodeConfig, policy: TreePolicy) -> tupl
 def all_trees(state: State, config: DecodeConfig, policy: TreePolicy) -> Forest:
     """As `draft_tree` and `score`, but every tuple takes its turn instead of being drawn."""
     law, depth = config.scheme.law, 0
-    trees = [TokenTree([row.root], law.can_repeat) for row in state.rows]
+    trees = [tree_at_root(row, law) for row in state.rows]
     origin, probability = list(range(len(trees))), [1.0] * len(trees)
     drafts = all(row.root_logits is None for row in state.rows)
     while drafts and any((plan := policy.plan(trees, depth)).nodes):

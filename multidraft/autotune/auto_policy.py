@@ -208,7 +208,7 @@ class Auto(Growing):
         is_due = self.steps % STEPS_PER_PRICING == 0  # where nobody is asked, no sooner
         if is_due and self.budget:  # also where it is spent: steps of a busy machine are dropped once it is quiet
             self.profile.check_load()
-        is_due |= self.is_surprised
+        is_due |= self.is_surprised or self.costs is None
         if not self.has_costs:
             self.rows = priced_rows
         elif is_due or (priced_rows != self.rows and not self.asks_nobody):

@@ -99,20 +99,20 @@ class Growing(TreePolicy):
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
         if depth == 0:
             self.share_paths(len(trees))
-            return self.plan_roots(len(trees))
+            return self.plan_roots(trees)
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
         level_pays = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
         asked_nodes = model_nodes if level_pays or self.kind == "mixed" else [()] * len(trees)
         pairs = zip(asked_nodes, lookup_nodes, strict=True)
         return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not level_pays)
 
-    def plan_roots(self, rows: int) -> Plan:
+    def plan_roots(self, trees: list[TokenTree]) -> Plan:
         """The roots to read."""
-        self.rows_per_drafting_row = 1.0
+        rows, self.rows_per_drafting_row = len(trees), 1.0
         if self.asks_nobody:
             return Plan([[]] * rows)
         drafting_rows = self.drafting_rows(rows)
-        roots = [[0] if row < drafting_rows else [] for row in range(rows)]
+        roots = [[0] if row < drafting_rows and tree.max_depth > 0 else [] for row, tree in enumerate(trees)]
         return Plan(roots, self.kind != "pass" and not self.asks_model, partial(self.min_certainty, rows))
 
     def min_certainty(self, rows: int, drafting_rows: int) -> float:
@@ -156,32 +156,40 @@ class Growing(TreePolicy):
         """
         model_nodes, lookup_nodes = dict[int, float](), dict[int, float]()
         read_price = self.rows_per_drafting_row * self.read_price
-        for node in tree.level(depth) if depth < self.depth and len(tree) < self.row_nodes else ():
+        below = self.levels_below(tree, depth)
+        for node in tree.level(depth) if below >= 0 and len(tree) < self.row_nodes else ():
             parent_law, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
             if parent_law.known_probs is not None or self.kind == "lookup":
-                if (gain := self.best_count(len(tree) - 1, reach, self.acceptance(parent_law), True)[1]) > 0:
+                if (gain := self.best_count(len(tree) - 1, reach, self.acceptance(parent_law), True, below)[1]) > 0:
                     lookup_nodes[node] = gain
-            elif (gain := self.best_count(len(tree) - 1, reach, self.rates.average, False)[1] - read_price) > 0:
+            elif (gain := self.best_count(len(tree) - 1, reach, self.rates.average, False, below)[1] - read_price) > 0:
                 model_nodes[node] = gain
         return model_nodes, lookup_nodes
 
-    def best_count(self, size: int, reach: float, accepted: Sequence[float], by_lookup: bool) -> tuple[int, float]:
+    def levels_below(self, tree: TokenTree, depth: int) -> float | int:
+        """How far paths may go on below drafts at the nodes of a level; below 0 where there may be no such drafts."""
+        return min(self.depth, tree.max_depth) - depth - 1
+
+    def best_count(
+        self, size: int, reach: float, accepted: Sequence[float], by_lookup: bool, below: float | int = math.inf
+    ) -> tuple[int, float]:
         """How many drafts each gain more than their price at a node with this reach, and their gain in sum.
 
-        The row's tree has `size` drafted nodes so far. Each draft may go on as a path (`path_gain`).
+        The row's tree has `size` drafted nodes so far. Each draft may go on as a path, of `below` more nodes at most
+        (`path_gain`).
         """
         k, total = max(accepted[1], COPY_CONTINUES) if by_lookup else self.rates.average[1], 0.0
         for drafts in range(MAX_NODE_DRAFTS):
             a = reach * (accepted[drafts + 1] - accepted[drafts])
-            if (gain := self.path_gain(size + drafts, a, k, by_lookup)) <= 0:
+            if (gain := self.path_gain(size + drafts, a, k, by_lookup, below)) <= 0:
                 return drafts, total
             total += gain
         return MAX_NODE_DRAFTS, total
 
-    def path_gain(self, size: int, a: float, k: float, by_lookup: bool) -> float:
+    def path_gain(self, size: int, a: float, k: float, by_lookup: bool, below: float | int = math.inf) -> float:
         """The gain of a draft, with the path below it that gains most, beside `size` drafted nodes.
 
-            gain = max over n = 0, ..., depth of  a (1 + k + ... + k^n) - (P(size + 1 + n) - P(size)) - n c
+            gain = max over n = 0, ..., below of  a (1 + k + ... + k^n) - (P(size + 1 + n) - P(size)) - n c
 
         a is the probability that a path ends in this draft rather than in those before it, k the probability that it
         goes on, P the price of so many nodes, and c that of the draft model's pass and reading for each one below.
@@ -190,7 +198,7 @@ class Growing(TreePolicy):
         c = 0.0 if by_lookup else self.level_price + padding * self.read_price
         worthless = padding * self.least_price + c  # a token behind which nothing gains any more
         gain = best = a - padding * (prices[size + 1] - prices[size])
-        for place in range(size + 1, size + 1 + self.depth):
+        for place in range(size + 1, size + 1 + int(min(below, self.depth))):
             a *= k
             if a <= worthless:
                 break
@@ -227,13 +235,13 @@ class Growing(TreePolicy):
 
     def counts_of_row(self, tree: TokenTree, depth: int) -> dict[int, int]:
         """The number of drafts by node of one row."""
-        room, counts = self.row_nodes - len(tree), dict[int, int]()
+        room, counts, below = self.row_nodes - len(tree), dict[int, int](), self.levels_below(tree, depth)
         reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
         for node in sorted(reach, key=lambda candidate: -reach[candidate]):
             law = tree.laws[node]
             by_lookup = law.known_probs is not None or self.kind == "lookup"
             size = self.row_nodes - room - 1
-            count, gain = self.best_count(size, reach[node], self.acceptance(law), by_lookup)
+            count, gain = self.best_count(size, reach[node], self.acceptance(law), by_lookup, below)
             if depth == 0 and gain <= self.rows_per_drafting_row * self.first_price:  # the root pays for the tree
                 count = int(self.is_probing and not by_lookup)
             if count := min(count, room):

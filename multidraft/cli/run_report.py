@@ -32,6 +32,10 @@ BUSY = "busy"  # in place of a ratio
 BUSY_NOTE = (
     "the machine is busy (its load average exceeds its processors): seconds mean nothing; run it again when it is idle"
 )
+UNEQUAL_NOTE = (
+    "at temperature 0 a text is plain decoding's but for places where two tokens are as good as equally likely: a pass "
+    "over several tokens is rounded otherwise than one over a single token"
+)
 NO_COMPARISON = "there are no drafts (--draft none), so --compare has nothing to compare with plain decoding"
 
 
@@ -117,6 +121,8 @@ class RunReport:
         if self.plain.tokens and self.has_draft:
             columns, rows = [*columns, "plain"], self.summary_rows()
         terminal.print_table(columns, rows, numbers=True)
+        if (texts := self.compared_texts) and texts[0] < texts[1]:
+            terminal.note(UNEQUAL_NOTE)
         if self.was_busy:
             terminal.note(BUSY_NOTE)
         if self.advice is not None:
@@ -130,6 +136,14 @@ class RunReport:
     def has_draft(self) -> bool:
         """Whether there is a drafter; else all is plain decoding, which runs once."""
         return self.settings.get("draft") != NONE
+
+    @property
+    def compared_texts(self) -> tuple[int, int] | None:
+        """How many texts are plain decoding's, and of how many; None where tokens are drawn, or none compared."""
+        records = [record for record in self.records if "plain_text" in record]
+        if not (records and self.has_draft) or self.settings.get("temperature") != 0:
+            return None
+        return sum(record["text"] == record["plain_text"] for record in records), len(records)
 
     @property
     def advice(self) -> str | None:
@@ -160,7 +174,8 @@ class RunReport:
                 numbers[f"{name}_tokens_per_second"] = runs.rate() if runs else None
             if name in BASELINES:
                 numbers[f"{name}_tokens_per_second_interval"] = runs.interval()
-        numbers |= {"busy": self.was_busy, "hint": self.advice}
+        equal_texts, _ = self.compared_texts or (None, None)
+        numbers |= {"equal_texts": equal_texts, "busy": self.was_busy, "hint": self.advice}
         return numbers | {"plain_seconds": self.plain.as_dict()["seconds"] if plain else None}
 
     def speed_rows(self) -> list[list[str]]:
@@ -188,8 +203,10 @@ class RunReport:
             ["accepted by depth", listed_rates(info, info.depth_rates), ""],
             ["accepted by order of drawing", listed_rates(info, info.rank_rates), ""],
         ]
+        texts = self.compared_texts
         return [
             ["tokens", f"{info.tokens}", f"{plain.tokens}"],
+            *([["texts equal to plain decoding's", "{} of {}".format(*texts), ""]] if texts else []),
             ["tokens per second", f"{info.tokens_per_second:.1f}", f"{plain.tokens_per_second:.1f}"],
             ["tokens a pass (block efficiency)", f"{info.block_efficiency:.3f}", f"{plain.block_efficiency:.3f}"],
             ["trees", self.trees, ""],

@@ -37,7 +37,7 @@ class Drafted(NamedTuple):
 
 def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafted:
     """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
-    trees = [TokenTree([row.root], config.scheme.law.can_repeat, is_seeded=row.random.is_seeded) for row in state.rows]
+    trees = [tree_at_root(row, config.scheme.law) for row in state.rows]
     rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
@@ -64,6 +64,11 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
         draw_level(state.rows, config.scheme.law, trees, counts)
         depth += 1
     return Drafted(trees, depth, faults)
+
+
+def tree_at_root(row: RunningRow, law: Law) -> TokenTree:
+    """The row's tree before anything is drafted; its last token needs no drafts."""
+    return TokenTree([row.root], law.can_repeat, is_seeded=row.random.is_seeded, max_depth=row.tokens_left - 1)
 
 
 def can_draft(state: State, row: RunningRow) -> bool:

@@ -199,7 +199,8 @@ def row_at_root(
     text, sampling = request.text, request.sampling
     prefix = torch.tensor(request.padded_text, device=device) if sampling.looks_back else None
     place = text[-1], len(text) - 1
-    return RunningRow(sampling, request.random, *place, list(unread), prefix, root_logits, request.num_logprobs)
+    unread, asked = list(unread), (request.num_logprobs, request.longest)
+    return RunningRow(sampling, request.random, *place, unread, prefix, root_logits, *asked)
 
 
 def read(model: Reader, pieces: list[list[int]], scored: Scored) -> tuple[Tensor, HiddenStates | None]:

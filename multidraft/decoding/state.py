@@ -1,5 +1,6 @@
 """What stays the same over a generation, and what the next step needs of every row."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,12 @@ class RunningRow:
     prefix: Int[Tensor, " length"] | None = None  # all tokens up to the root, if a processor looks at them
     root_logits: Float[Tensor, " vocabulary"] | None = None  # the target's at the root, if it has read that already
     num_logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
+    longest: float | int = math.inf  # the number of tokens that it may come to
+
+    @property
+    def tokens_left(self) -> float | int:
+        """How many tokens it may still get."""
+        return self.longest - self.position - 1
 
 
 @dataclass

@@ -105,4 +105,5 @@ def next_row(row: RunningRow, tree: TokenTree, path: list[int], last: int, unrea
     if prefix is not None:
         emitted = [*(tree.tokens[node] for node in path[1:]), last]
         prefix = torch.cat([prefix, upload(emitted, prefix.device, prefix.dtype)])
-    return RunningRow(row.sampling, row.random, last, row.position + len(path), unread, prefix, None, row.num_logprobs)
+    place = last, row.position + len(path)
+    return RunningRow(row.sampling, row.random, *place, unread, prefix, None, row.num_logprobs, row.longest)

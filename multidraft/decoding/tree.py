@@ -1,5 +1,6 @@
 """Trees of drafts: the shape that is asked for, and one row's tree as it was drawn."""
 
+import math
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ class TokenTree:
     places: dict[int, list[int]] = field(default_factory=dict)  # the tuples as places in the laws' ids
     read: dict[int, int] = field(default_factory=dict)  # where nodes stand among the draft model's pending tokens
     is_seeded: bool = False  # it may depend on its own row alone
+    max_depth: float | int = math.inf  # of drafts that may be kept: the row ends there
     backlog: int = 0  # kept tokens that the draft model has read in this step, before any node
     children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
     ranks: list[int] = field(default_factory=lambda: [0])  # which of the drafts at its parent made a node first

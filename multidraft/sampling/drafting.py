@@ -14,6 +14,7 @@ from multidraft.sampling.from_logits import distributions
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, process_lines
 from multidraft.sampling.settings import Sampling
+from multidraft.sampling.truncation import nucleus_of
 from multidraft.transfer import download, upload
 from multidraft.verification.loops import compile_loop, lines
 
@@ -168,8 +169,7 @@ def nucleus(weighted: WeightedColumns, top_p: float | int, whole_weights: list[f
     whole_weights = [float(weights.sum()) for _, weights in weighted] if whole_weights is None else whole_weights
     nuclei: WeightedColumns = []
     for (columns, weights), total in zip(weighted, whole_weights, strict=True):
-        order = np.argsort(-weights, kind="stable")
-        inside = np.sort(order[np.cumsum(weights[order]) - weights[order] < top_p * total])
+        inside = np.flatnonzero(nucleus_of(weights, top_p * total)[0]) if len(weights) else slice(0)
         nuclei.append((columns[inside], weights[inside]))
     return nuclei
 

@@ -177,7 +177,7 @@ class Engine:
         """Whether a prompt of one token can be continued; then the rows that failed were faulty themselves."""
         try:
             batch = Batch(self.target, self.draft, self.config, self.policy)
-            batch.add([Request([0], 1)])
+            batch.add([Request([0], 2)])  # the first of which has a tree
             while batch.requests:
                 batch.step()
         except Exception as error:

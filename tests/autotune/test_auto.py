@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_drafts, records
+from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_drafts, records, start
 from plans import costs, profile, rates
 from steps import law_error
 
@@ -23,6 +23,7 @@ from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.decoding.policy import Plan, PromptReads, TreePolicy
 from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError, say_once
@@ -30,6 +31,7 @@ from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Cost, Reader
+from multidraft.sampling.settings import Sampling
 
 EXACT, BIASED = 1e-12, 1e-4
 RIGHT, WRONG, EVEN = (
@@ -182,6 +184,20 @@ def test_copied_drafts_are_free(draft: Reader, prompt: list[int], level: float, 
     assert depths[0] >= longest
     assert depths[0] > 0 or not longest
     assert asked_model == asks
+
+
+@pytest.mark.parametrize("draft", [LOOKUP, RIGHT], ids=["look_up", "model"])
+def test_nothing_is_drafted_that_its_row_has_no_room_for(draft: Reader) -> None:
+    """Of tokens that are all right a row with room keeps four a step; one that ends sooner pays for none beyond."""
+    depths, target = dict[int, list[int]](), RIGHT
+    for room in (1, 2, 4, 99):
+        policy = growing(rates(0.9), costs(10.0, 0.1, 0.1), depth=4, kind=draft.cost)
+        way = DecodeConfig(md.scheme("anchored:lorenz"), measure=0), policy
+        state, depths[room] = start([[0] * 20], target, draft, way, [Sampling()], 20 + room), []
+        while len(depths[room]) < 3 and state.rows[0].tokens_left > 0:
+            state, record = step(state, *way)
+            depths[room].append(record.trees[0].depths[-1])
+    assert depths == {1: [0], 2: [1], 4: [3], 99: [4, 4, 4]}
 
 
 @pytest.mark.parametrize(("copying", "others", "drafts"), [(1, 0, True), (1, 3, False), (4, 0, True), (3, 1, True)])

@@ -24,6 +24,7 @@ from multidraft.autotune.auto_policy import (
     NO_WORK,
     PLAIN_IN_A_ROW,
     PROBE_STEPS,
+    STEPS_PER_PRICING,
     Auto,
     TreeLimits,
 )
@@ -101,6 +102,15 @@ def test_any_number_of_rows_drafts_in_the_end_where_that_pays_and_only_there(
         else num_steps_with_drafts(step_records[-LAST:]) <= PROBE_STEPS
     )
     assert num_steps_with_drafts(step_records) >= MIN_STEPS
+
+
+def test_prices_are_set_as_soon_as_steps_have_been_timed(clock: MadeUpClock) -> None:
+    """Until the next eighth step trees once grew as if drafts cost nothing: 32 nodes for each of sixteen rows."""
+    policy = Auto(Profile({}), 1.0, TreeLimits(), 1e6)
+    policy.steps = STEPS_PER_PRICING // 2  # so that timing ends between two eighth steps
+    step_records = list(records(policy, Ticking(clock, PLAIN), Ticking(clock, DEAR), STEPS_OF_RUN, 16))
+    assert max(len(tree) for record in step_records for tree in record.trees) <= len(policy.first_tree.shape)
+    assert num_steps_with_drafts(step_records) == 1 + MIN_STEPS  # the first follows one without, and does not count
 
 
 @pytest.mark.usefixtures("unchecked")

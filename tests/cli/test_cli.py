@@ -422,6 +422,26 @@ def test_a_busy_machine_is_named_in_place_of_ratios(monkeypatch, capsys, busy, c
 
 
 @pytest.mark.parametrize(
+    ("temperature", "draft", "texts", "said"),
+    [
+        (0, "model", ["a", "b"], "2 of 2"),
+        (0, "model", ["a", "c"], "1 of 2"),
+        (0, "none", ["a", "b"], None),
+        (0.7, "model", ["a", "c"], None),
+    ],
+)
+def test_greedy_texts_are_compared_with_plain_decoding(capsys, temperature, draft, texts, said):
+    report = RunReport({"tree": "1", "temperature": temperature, "draft": draft}, None)
+    info = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 0.5))
+    report.add([Prompt(index, "", "", "") for index in range(2)], (["a", "b"], info), (texts, info), {})
+    report.print(as_json=False)
+    shown = capsys.readouterr()
+    assert re.findall(r"equal to plain decoding's\s+(\d of \d)", shown.out) == [said] * (said is not None)
+    assert ("rounded otherwise" in shown.err) == (said == "1 of 2")
+    assert report.as_dict()["equal_texts"] == (said and int(said[0]))
+
+
+@pytest.mark.parametrize(
     ("facts", "rows"),
     [
         ({"draft_steps": 2, "drawing_passes": 2, "measured": 2}, ["not measured (2 steps with drafts)"] * 2),

@@ -76,6 +76,17 @@ def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(sampling):
         assert float(dense[tokens].sum()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.9])
+def test_of_equal_tokens_at_its_edge_a_draft_s_nucleus_has_those_of_the_target_s(top_p):
+    """Half precision has many; a token that the target's nucleus lacks is never accepted."""
+    logits = torch.randn(50, SIZE, generator=torch.Generator().manual_seed(3)).bfloat16().double()
+    logits[:, 1:] = logits[:, :-1].where(torch.arange(SIZE - 1) % 2 == 0, logits[:, 1:])  # pairs
+    sampling = Sampling(1, top_p=top_p)
+    laws, _ = draft_distributions(logits, sampling, drafts=2, vocabulary=SIZE)
+    for (tokens, _), dense in zip(laws, target_distributions(logits, sampling)[0], strict=True):
+        assert tokens.tolist() == dense.nonzero()[:, 0].tolist()
+
+
 def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
     """The most likely ones are drafted, in ascending order; a small vocabulary keeps all, a flat law what it may."""
     generator = torch.Generator().manual_seed(5)

@@ -33,7 +33,7 @@ POLICIES: dict[str, tuple[Callable[[], TreePolicy], int]] = {  # and the rows th
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_rows_their_trees_and_kept_prefixes_fit_into_the_paths(name, monkeypatch, caplog):
-    """More rows than fit, of prompts that end in no other's way, twice: prefixes of the first ones are kept."""
+    """More rows than fit, of prompts that end in no other's way, twice; those that leave last, one by one, are kept."""
     target, draft = (md.GGUF(file) for file in pair_files())
     for model in target, draft:
         model.sequences = PATHS
@@ -44,11 +44,11 @@ def test_rows_their_trees_and_kept_prefixes_fit_into_the_paths(name, monkeypatch
         engine = Engine(target, draft, *way, Limits(rows=8, tokens_in_cache=4000))
         engine.start()
         for turn in range(2):
-            rows = [Heard([20 + row, 40 + turn, 50], NEW + row % 3, row) for row in range(12)]
+            rows = [Heard([20 + row, 40 + turn, 50], NEW + 2 * (row % 4), row) for row in range(12)]
             engine.submit([row.request for row in rows])
             for row in rows:
                 assert row.over.wait(60)
-            assert [len(row.tokens) for row in rows] == [NEW + row % 3 for row in range(12)]
+            assert [len(row.tokens) for row in rows] == [NEW + 2 * (row % 4) for row in range(12)]
     engine.close()
     assert (engine.faults, engine.batch.max_num_seqs) == (0, fitting)
     assert 0 < len(engine.batch.prefixes.rows) <= PATHS

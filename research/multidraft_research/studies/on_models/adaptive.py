@@ -116,7 +116,7 @@ def compare_policies(
 ) -> Iterator[dict[str, Trial]]:
     """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
     largest = max(policies, key=lambda name: policies[name].limits.max_nodes)
-    room = decoding.new_tokens + APART * len(Tree.parse(BETWEEN))
+    room = decoding.new_tokens + APART * len(Tree.parse(BETWEEN)) + policies[largest].limits.max_nodes
     config, between = DecodeConfig(subject.scheme, measure=0), StaticTree(Tree.parse(BETWEEN))
     requests = requests_for([decoding.passage.tokens], Sampling(temperature), room, decoding.seed)
     state = read_whole(requests, subject.target, subject.draft, config, policies[largest])
