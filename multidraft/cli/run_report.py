@@ -36,6 +36,10 @@ UNEQUAL_NOTE = (
     "at temperature 0 a text is plain decoding's but for places where two tokens are as good as equally likely: a pass "
     "over several tokens is rounded otherwise than one over a single token"
 )
+NOTHING_DRAFTED = (
+    "nothing was drafted: no draft was expected to gain more than it costs; look-ups pay where a text repeats its "
+    "prompt, or itself"
+)
 NO_COMPARISON = "there are no drafts (--draft none), so --compare has nothing to compare with plain decoding"
 
 
@@ -150,7 +154,11 @@ class RunReport:
         """A line of advice on what was compared; None if there is none, or if the machine was busy."""
         if self.plain.tokens and not self.has_draft:
             return NO_COMPARISON
-        return None if self.was_busy else hint(self.info, self.plain, str(self.settings["tree"]), self.complete)
+        if self.was_busy:
+            return None
+        if self.has_draft and self.info.row_passes >= MIN_STEPS and not self.info.draft_steps:
+            return NOTHING_DRAFTED
+        return hint(self.info, self.plain, str(self.settings["tree"]), self.complete)
 
     def as_dict(self) -> dict[str, object]:
         """The report as a dictionary; None for what was not measured."""

@@ -462,6 +462,17 @@ def test_acceptance_is_shown_with_its_error_or_not_at_all(facts, rows):
     assert [shown["acceptance rate"], shown["optimal acceptance rate"]] == rows
 
 
+@pytest.mark.parametrize(
+    ("draft", "drafted", "steps", "said"),
+    [("lookup", 0, 200, True), ("lookup", 1, 200, False), ("lookup", 0, 199, False), ("none", 0, 200, False)],
+)
+def test_that_nothing_was_drafted_is_said_once_there_were_enough_steps(monkeypatch, draft, drafted, steps, said):
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    report = RunReport({"tree": "auto", "draft": draft}, None)
+    report.info = Info(tokens=steps, row_passes=steps, draft_steps=drafted)
+    assert ("nothing was drafted" in (report.advice or "")) == said
+
+
 def test_trees_are_told_by_their_shares_and_long_names_by_their_size():
     report = RunReport({}, None)
     report.info = Info(shapes={"3/2,1,0/1,0,0": 3, "": 1})
