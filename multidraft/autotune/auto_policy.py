@@ -13,21 +13,13 @@ from multidraft.autotune.estimates import (
     MAX_DRAFTS,
     AcceptanceTracker,
     Costs,
-    Timed,
     TreeRates,
     Work,
 )
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.limits import FIXED_TREE, TreeLimits
-from multidraft.autotune.plans import (
-    MAX_SAMPLES,
-    MIN_STEPS,
-    MeasuredPair,
-    Profile,
-    how_often,
-    profile_for,
-    save,
-)
+from multidraft.autotune.plans import MeasuredPair, Profile, profile_for
+from multidraft.autotune.timed_steps import NO_WORK, TimedSteps, temperatures_of, tree_within, work_of
 from multidraft.decoding.batch import paths_of
 from multidraft.decoding.policy import NO_PROMPTS, Outlook, Plan, PromptReads, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
@@ -39,10 +31,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
-TIME_PLAIN_EVERY, PLAIN_IN_A_ROW = 16, 2  # so many of so many steps have no drafts, until enough of these were timed
-CHAINS_TO_TIME = (1, 3, 7, 15, 31)  # look-ups, with whose roots passes have 2, 4, .. 32 tokens; each twice as long
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
-CHAIN_STEPS, MAX_CHAIN_TRIES = range(4, 8), 8  # of so many steps; of one length, where shorter ones may be found
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
@@ -56,15 +45,7 @@ MAX_LOSS = 3.0  # tokens of a row that the last steps may have made fewer than p
 LOSS_BEFORE = 2.0  # what is taken for lost already after drafts have lost and rested
 MAX_SLOWDOWN = 1.5  # of steps against their forecast: beyond it, older measurements are not compared with them
 MAX_SURPRISE = 2.0  # of a step with drafts against its forecast: beyond it, prices are computed again at once
-MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
-SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
-TIMING_NOTE = (
-    "timing the steps of this pair while it decodes, for at most %g s, %s (--tune-budget 0, from Python tune_budget=0, "
-    "does without)"
-)
 NO_DRAFTS_ADVICE = "no drafts are best here: pass None in place of the draft model (--draft none)"
-NO_WORK = Work(0, 0, 0)  # a step without drafts
-LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 3), Tree.parse("1x6")  # timed first; the second needs two draft passes
 MIN_STEPS_TO_ADVISE = 200  # after fewer steps there is no advice to do without drafts
 CHAINS = [
     NO_DRAFTS,
@@ -127,14 +108,11 @@ class Auto(Growing):
     ):
         size = limits or TreeLimits()
         super().__init__(size.nodes, size.depth, kind, paths)
-        self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
+        self.profile, self.temperature = profile, round(float(temperature), 1)
+        self.timing = TimedSteps(profile, kind, budget, size)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
-        self.without_drafts = StaticTree(NO_DRAFTS)
-        self.first_tree = StaticTree(tree_within(size, LOOKUP_TREE if kind == "lookup" else MODEL_TREE))  # timed first
         self.seeded_tree = StaticTree(tree_within(size, Tree.parse(FIXED_TREE)))
-        lengths = [n for n in CHAINS_TO_TIME if kind == "lookup" and n <= min(size.nodes, size.depth)]
-        self.chains = {length: StaticTree(Tree.levels([1] * length)) for length in lengths}  # timed later, by length
-        shapes = (self.limits, self.first_tree.limits, self.seeded_tree.limits)
+        shapes = (self.limits, self.timing.first_tree.limits, self.seeded_tree.limits)
         max_paths = max(shape.max_paths or 0 for shape in shapes)
         self.limits = replace(self.limits, draft_counts=range(1, MAX_DRAFTS + 1), max_paths=max_paths)
         self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
@@ -146,15 +124,11 @@ class Auto(Growing):
         self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
         self.steps = self.steps_without_drafts = 0
-        self.has_said_timing = False
-        self.has_drafted: bool | None = None  # in the last step
-        self.steps_with_tree = Counter[tuple[int, int, StaticTree]]()  # by restarts of the profile, rows
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
         self.phase, self.steps_left = Phase.TIMING, 0  # of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
-        self.longest_right = 0  # drafts of a row that were right one after another
         self.prompt_reads = NO_PROMPTS
-        self.tokens = self.seconds = self.unsaved_seconds = 0.0
+        self.tokens = self.seconds = 0.0
         self.is_surprised = False  # by what the last step took
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.stake = 0.0  # tokens that the dearest of the last look-ups loses if it is wrong
@@ -164,17 +138,7 @@ class Auto(Growing):
     def plain_seconds(self) -> float | None:
         """The seconds of a step without drafts, once they are well known, and while steps take what they took then."""
         as_then = self.recent_seconds <= MAX_SLOWDOWN * self.recent_forecast
-        return self.measured_plain_seconds if as_then and not self.is_busy else None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the machine was busy when steps were timed, or is now."""
-        return self.profile.has_busy_steps or self.profile.is_disturbed
-
-    @property
-    def has_costs(self) -> bool:
-        """Whether steps have been timed, or none may be, so that the prior's costs hold."""
-        return bool(self.profile.timed_rows) or not self.budget
+        return self.measured_plain_seconds if as_then and not self.timing.is_busy else None
 
     def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
         """Set prices before the first step, so that a draft model that will not be used need not read the prompts.
@@ -186,18 +150,12 @@ class Auto(Growing):
             self.prompt_reads = prompt_reads
         is_first = not self.steps and (prompt_reads is not None or self.costs is None)
         if is_first:
-            self.say_timing(rows)
-        if self.has_costs and (is_first or (rows > self.rows and not self.asks_nobody)):
+            self.timing.say(rows)
+        if self.timing.has_costs and (is_first or (rows > self.rows and not self.asks_nobody)):
             self.choose(rows)
-        is_known = self.costs is not None and self.has_costs
+        is_known = self.costs is not None and self.timing.has_costs
         rests = self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
         return Outlook(rests, self.plain_seconds)
-
-    def say_timing(self, rows: int) -> None:
-        """Say once that steps with so many rows are timed, if the budget is not spent."""
-        if not self.has_said_timing and self.profile.spent_near(rows) < self.budget < math.inf:
-            say_once(TIMING_NOTE, self.budget, how_often(self.profile))
-            self.has_said_timing = True
 
     def advance(self, rows: int) -> None:
         """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed.
@@ -206,10 +164,10 @@ class Auto(Growing):
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
         is_due = self.steps % STEPS_PER_PRICING == 0  # where nobody is asked, no sooner
-        if is_due and self.budget:  # also where it is spent: steps of a busy machine are dropped once it is quiet
+        if is_due and self.timing.budget:  # also where it is spent: a busy machine's steps are dropped once it is quiet
             self.profile.check_load()
         is_due |= self.is_surprised or self.costs is None
-        if not self.has_costs:
+        if not self.timing.has_costs:
             self.rows = priced_rows
         elif is_due or (priced_rows != self.rows and not self.asks_nobody):
             self.choose(priced_rows)
@@ -219,12 +177,14 @@ class Auto(Growing):
             self.enter(following, event)
         else:
             self.steps_left -= 1
-        self.is_probing, self.timed_tree = self.phase is Phase.PROBING, self.tree_to_time(rows)
+        self.is_probing = self.phase is Phase.PROBING
+        is_new_pair = self.phase is Phase.TIMING
+        self.timed_tree = self.timing.first_tree_for(rows) if is_new_pair else self.timing.tree_for(rows, self.steps)
         self.steps += 1
 
     def event(self) -> Event:
         """What decides on the next phase."""
-        if not self.has_costs:
+        if not self.timing.has_costs:
             return Event.UNKNOWN
         if self.gained < -MAX_LOSS * math.sqrt(self.rows) - self.stake:
             return Event.LOSES
@@ -250,33 +210,6 @@ class Auto(Growing):
             self.gained = 0.0
         self.phase, self.rests = phase, event is Event.LOSES
 
-    def tree_to_time(self, rows: int) -> StaticTree | None:
-        """The tree that is drafted to be timed: a new pair's first steps, and then some without drafts."""
-        plain_steps = self.profile.step_count(rows, False)
-        if self.phase is Phase.TIMING:  # where nothing can be drafted, tries come to an end
-            is_plain = plain_steps < MIN_STEPS or self.tries(rows, self.first_tree) >= 2 * MIN_STEPS
-            return self.without_drafts if is_plain else self.first_tree
-        place = self.steps % TIME_PLAIN_EVERY
-        is_due = place >= TIME_PLAIN_EVERY - PLAIN_IN_A_ROW and plain_steps < MAX_SAMPLES
-        tree = self.chain_to_time(rows) if place in CHAIN_STEPS else self.without_drafts if is_due else None
-        return tree if tree and self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed else None
-
-    def chain_to_time(self, rows: int) -> StaticTree | None:
-        """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled.
-
-        A longer one where a shorter one has been right to its end: of most texts none ever is.
-        """
-        for length, chain in self.chains.items() if rows == 1 else ():
-            if length > 2 * self.longest_right + 1:
-                return None
-            if self.profile.chain_count(rows, length) < MIN_STEPS and self.tries(rows, chain) < MAX_CHAIN_TRIES:
-                return chain
-        return None
-
-    def tries(self, rows: int, tree: StaticTree) -> int:
-        """How many steps with so many rows drafted a tree to time it, since the profile began anew."""
-        return self.steps_with_tree[self.profile.restarts, rows, tree]
-
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
         if self.learnt_rates is None:
@@ -284,7 +217,7 @@ class Auto(Growing):
             self.learnt_rates = self.recent.rates(self.prior, weight)
         rates = self.learnt_rates
         self.costs = costs = self.profile.costs(rows) if self.profile.timed_rows else DEFAULT_COSTS.scale_rows(rows)
-        self.measured_plain_seconds = costs.seconds(NO_WORK) if self.is_settled(rows) else None
+        self.measured_plain_seconds = costs.seconds(NO_WORK) if self.timing.is_settled(rows) else None
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "pass" else CHAINS[:1]
             forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
@@ -304,11 +237,6 @@ class Auto(Growing):
             self.price(rates, costs, rate, reads, *numbers[-2:])
         if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
             self.pauses[rows.bit_length()] = max(self.pauses[rows.bit_length()] // 2, FIRST_PAUSE)
-
-    def is_settled(self, rows: int) -> bool:
-        """Whether costs are known and steps with so many rows not timed any more; the first ones are often too slow."""
-        is_timed = self.profile.step_count(rows, False) >= MAX_SAMPLES or self.profile.spent_near(rows) >= self.budget
-        return is_timed and bool(self.profile.timed_rows)
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes that the draft model reads, by the tree in use; a model that some rows ask answers them all."""
@@ -347,29 +275,23 @@ class Auto(Growing):
         rows, fade, work = len(record.trees), FADE_PER_STEP, work_of(record.trees, self.kind)
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             seconds = sum(record.seconds.values()) - record.seconds["measure"]
-            self.is_surprised = bool(self.budget and work.nodes) and seconds > MAX_SURPRISE * forecast.seconds
+            self.is_surprised = bool(self.timing.budget and work.nodes) and seconds > MAX_SURPRISE * forecast.seconds
             self.recent_seconds = self.recent_seconds * fade + seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
         if work is not NO_WORK:
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
-            self.longest_right = max(self.longest_right, *(len(emission.tokens) - 1 for emission in record.emitted))
-        is_seeded = any(tree.is_seeded for tree in record.trees)
-        if self.timed_tree is not None and not is_seeded and (work.nodes or self.kind != "lookup"):
-            self.steps_with_tree[self.profile.restarts, rows, self.timed_tree] += 1
         if self.is_probing:
             self.extend_probe(record)
         if work.reads:
             self.prompt_reads = NO_PROMPTS
         self.steps_without_drafts += not work.nodes
         self.follow_temperature(record)
-        if self.budget and not is_seeded:
-            self.time(record, self.counts_as_timed(rows, bool(work.nodes)))
-        self.has_drafted = bool(work.nodes)
+        self.timing.observe(record, work, self.timed_tree, self.phase is Phase.TIMING)
         if self.costs and rows == self.rows:
             tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
             self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
-            if self.phase in (Phase.DRAFTING, Phase.RESTING) and not is_seeded:
+            if self.phase in (Phase.DRAFTING, Phase.RESTING) and not any(tree.is_seeded for tree in record.trees):
                 plain_tokens = rows * seconds / self.costs.plain
                 self.gained = self.gained * fade + tokens - plain_tokens
                 if self.kind == "lookup":
@@ -394,27 +316,6 @@ class Auto(Growing):
             tokens += sum(self.reach(tree, node) for node in range(1, len(tree)) if scored)
         return StepForecast(tokens, self.costs.seconds(work))
 
-    def counts_as_timed(self, rows: int, drafted: bool) -> bool:
-        """Whether a step's seconds count: without drafts after another one without, or with drafts after one with.
-
-        What a server sends of a step takes time of the next, so that a step without drafts after one with seems dearer
-        than it is. Look-ups always count, because they may never follow each other. While a new pair waits for likely
-        ones, steps without drafts use up no budget.
-        """
-        if drafted:
-            return self.has_drafted is True or self.kind == "lookup"
-        is_waiting = self.phase is Phase.TIMING and self.profile.step_count(rows, False) >= MAX_SAMPLES
-        return self.has_drafted is False and not is_waiting
-
-    def time(self, record: "StepRecord", times: bool) -> None:
-        """Add a step that counts to the profile while it needs more, and write that from time to time."""
-        added_seconds = note(self.profile, record, self.kind, self.budget, times)
-        if added_seconds and self.profile.timed_rows:
-            self.say_timing(self.rows)
-        self.unsaved_seconds += added_seconds
-        if self.unsaved_seconds > SAVE_SECONDS:
-            self.finish(advise=False)
-
     def follow_temperature(self, record: "StepRecord") -> None:
         """Start from what is known of acceptance at the temperature at which most rows decode now."""
         if (exact := {row.sampling.temperature for row in record.targets.rows}) == self.temperatures:
@@ -426,65 +327,13 @@ class Auto(Growing):
 
     def finish(self, advise: bool = True) -> None:
         """Write the profile; if drafts have not paid, warn once and say how to do without."""
-        if self.unsaved_seconds:
-            save(self.profile)
-        self.unsaved_seconds = 0.0
+        self.timing.save()
         mostly_plain = self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2
-        advise &= self.kind != "lookup" and mostly_plain and not self.is_busy  # look-ups that rest cost nothing
+        advise &= self.kind != "lookup" and mostly_plain and not self.timing.is_busy  # look-ups that rest cost nothing
         if advise and self.costs and self.profile.timed_rows:
             plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
             if self.tokens <= (1 + MARGIN) * plain_tokens:
                 say_once(NO_DRAFTS_ADVICE)
-
-
-def work_of(trees: list[TokenTree], kind: Cost) -> Work:
-    """The work of a step for each row: rows are padded to the widest, on every level that a draft model reads."""
-    if not any(tree.laws for tree in trees):
-        return NO_WORK
-    reads = dict[int, int]()  # by depth, of the row that reads most there
-    for tree in trees if kind != "lookup" else ():
-        row_reads = dict[int, int]()
-        for node, law in tree.laws.items():
-            if law.known_probs is None:
-                depth = tree.depths[node]
-                row_reads[depth] = row_reads.get(depth, 0) + 1
-        for depth, count in row_reads.items():
-            reads[depth] = max(reads.get(depth, 0), count)
-    return Work(len(reads), sum(reads.values()), max(map(len, trees)) - 1)
-
-
-def tree_within(limits: TreeLimits, tree: Tree) -> Tree:
-    """The tree, or the smallest one if it is larger than trees may be."""
-    return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
-
-
-def temperatures_of(record: "StepRecord") -> list[float]:
-    """The rows' temperatures, as a profile has them."""
-    temperatures = [row.sampling.temperature for row in record.targets.rows]
-    rounded = {temperature: round(float(temperature), 1) for temperature in {*temperatures}}
-    return [rounded[temperature] for temperature in temperatures]
-
-
-def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int, times: bool = True) -> float:
-    """Learn each row's acceptance under its own temperature; add a step that `times` while the profile needs more.
-
-    Returns the seconds that were added.
-    """
-    rows, work = len(record.trees), work_of(record.trees, kind)
-    temperatures = temperatures_of(record) if work is not NO_WORK else []  # then nobody was asked
-    for temperature in {*temperatures}:
-        if (tracker := profile.at(temperature)).nodes < MAX_LEARNT_NODES:
-            tracker.observe(record, rows=[row for row, other in enumerate(temperatures) if other == temperature])
-    if not times or record.is_catching_up or record.is_first_of_size or profile.is_disturbed:
-        return 0.0
-    if not work.nodes and profile.step_count(rows, False) >= MAX_SAMPLES:  # else a long rest would use all up
-        return 0.0
-    if profile.timed_rows and profile.spent_near(rows) >= budget:
-        return 0.0
-    draft, target = record.seconds["draft"], record.seconds["target"]
-    other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
-    profile.add(rows, Timed(*work, draft, target, other_seconds))
-    return draft + target + other_seconds
 
 
 def can_choose(scheme: Scheme) -> bool:

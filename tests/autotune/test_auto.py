@@ -17,10 +17,11 @@ from steps import law_error
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import Auto, Phase, TreeLimits, work_of
+from multidraft.autotune.auto_policy import Auto, Phase, TreeLimits
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
+from multidraft.autotune.timed_steps import work_of
 from multidraft.decoding.policy import Plan, PromptReads, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step

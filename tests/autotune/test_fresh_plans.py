@@ -17,18 +17,16 @@ from multidraft_research.cli.tune import compare, measure
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import (
+from multidraft.autotune.auto_policy import PROBE_STEPS, STEPS_PER_PRICING, Auto, TreeLimits
+from multidraft.autotune.plans import MAX_SAMPLES, MIN_STEPS, MeasuredPair, Profile
+from multidraft.autotune.timed_steps import (
     CHAIN_STEPS,
     CHAINS_TO_TIME,
     MAX_CHAIN_TRIES,
     NO_WORK,
     PLAIN_IN_A_ROW,
-    PROBE_STEPS,
-    STEPS_PER_PRICING,
-    Auto,
-    TreeLimits,
+    TimedSteps,
 )
-from multidraft.autotune.plans import MAX_SAMPLES, MIN_STEPS, MeasuredPair, Profile
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel
@@ -109,7 +107,7 @@ def test_prices_are_set_as_soon_as_steps_have_been_timed(clock: MadeUpClock) -> 
     policy = Auto(Profile({}), 1.0, TreeLimits(), 1e6)
     policy.steps = STEPS_PER_PRICING // 2  # so that timing ends between two eighth steps
     step_records = list(records(policy, Ticking(clock, PLAIN), Ticking(clock, DEAR), STEPS_OF_RUN, 16))
-    assert max(len(tree) for record in step_records for tree in record.trees) <= len(policy.first_tree.shape)
+    assert max(len(tree) for record in step_records for tree in record.trees) <= len(policy.timing.first_tree.shape)
     assert num_steps_with_drafts(step_records) == 1 + MIN_STEPS  # the first follows one without, and does not count
 
 
@@ -164,21 +162,21 @@ def test_a_new_pair_drafts_nothing_where_no_look_up_is_right(clock: MadeUpClock)
 
 @pytest.mark.parametrize(("right", "longest"), [(0, 1), (1, 3), (2, 3), (3, 7), (7, 15), (15, 31)])
 def test_a_longer_chain_is_timed_once_a_shorter_one_was_right(right: int, longest: int) -> None:
-    policy, lengths = Auto(Profile({}), 1.0, TreeLimits(), 1e6, "lookup"), list[int]()
-    policy.longest_right = right
-    while chain := policy.chain_to_time(1):
+    timing, lengths = TimedSteps(Profile({}), "lookup", 1e6, TreeLimits()), list[int]()
+    timing.longest_right = right
+    while chain := timing.chain_for(1):
         lengths.append(chain.shape.depth)
-        policy.steps_with_tree[policy.profile.restarts, 1, chain] = MAX_CHAIN_TRIES
+        timing.steps_with_tree[timing.profile.restarts, 1, chain] = MAX_CHAIN_TRIES
     assert lengths == [length for length in CHAINS_TO_TIME if length <= longest]
 
 
 @pytest.mark.parametrize(("kind", "counts"), [("lookup", True), ("pass", False)])
 def test_look_ups_of_many_rows_count_alone_too(kind: Cost, counts: bool) -> None:
     """Else tries would come to an end before any was timed, and nothing be looked up any more."""
-    policy = Auto(Profile({}), 1.0, TreeLimits(), 1e6, kind)
-    policy.has_drafted = False
-    assert policy.counts_as_timed(2, drafted=True) is counts
-    assert policy.counts_as_timed(2, drafted=False)
+    timing = TimedSteps(Profile({}), kind, 1e6, TreeLimits())
+    timing.has_drafted = False
+    assert timing.counts(2, drafted=True, is_new_pair=False) is counts
+    assert timing.counts(2, drafted=False, is_new_pair=False)
 
 
 @pytest.mark.parametrize("limits", [TreeLimits(2, 31), TreeLimits(32, 2)])

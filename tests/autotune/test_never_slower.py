@@ -8,8 +8,9 @@ from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_
 from marks import slow_but
 from plans import costs, profile, rates
 
-from multidraft.autotune.auto_policy import PROBE_STEPS, TRANSITIONS, Auto, Event, Phase, work_of
+from multidraft.autotune.auto_policy import PROBE_STEPS, TRANSITIONS, Auto, Event, Phase
 from multidraft.autotune.estimates import AcceptanceTracker, Costs
+from multidraft.autotune.timed_steps import work_of
 from multidraft.decoding.record import StepRecord
 from multidraft.models.ensemble import LookupThenModel, spread
 from multidraft.models.ngram import Lookup

@@ -17,8 +17,8 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.autotune.auto_policy import note
 from multidraft.autotune.plans import Profile, without_speed
+from multidraft.autotune.timed_steps import note
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step

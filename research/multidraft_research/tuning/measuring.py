@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from multidraft.autotune.auto_policy import Auto, TreeLimits, note
+from multidraft.autotune.auto_policy import Auto, TreeLimits
 from multidraft.autotune.estimates import Work
 from multidraft.autotune.plans import MeasuredPair, Profile, save
+from multidraft.autotune.timed_steps import note
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.record import StepRecord
