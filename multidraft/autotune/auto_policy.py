@@ -108,8 +108,7 @@ class Auto(Growing):
     ):
         size = limits or TreeLimits()
         super().__init__(size.nodes, size.depth, kind, paths)
-        self.profile, self.temperature = profile, round(float(temperature), 1)
-        self.timing = TimedSteps(profile, kind, budget, size)
+        self.temperature, self.timing = round(float(temperature), 1), TimedSteps(profile, kind, budget, size)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
         self.seeded_tree = StaticTree(tree_within(size, Tree.parse(FIXED_TREE)))
         shapes = (self.limits, self.timing.first_tree.limits, self.seeded_tree.limits)
@@ -133,6 +132,11 @@ class Auto(Growing):
         self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
         self.stake = 0.0  # tokens that the dearest of the last look-ups loses if it is wrong
         self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
+
+    @property
+    def profile(self) -> Profile:
+        """What is known of the pair."""
+        return self.timing.profile
 
     @property
     def plain_seconds(self) -> float | None:

@@ -135,20 +135,25 @@ def process_lines(processors: Processors | None, logits: Lines, prefixes: Prefix
     """The processed lines, and the faults of those on which a processor has failed (they stay as they are)."""
     if processors is None:
         return logits, {}
-    scores, faults, groups = upcast(logits).clone(), Faults(), defaultdict[int, list[int]](list)
-    for line in range(len(logits)):  # lines whose sequences have the same length go together
+    lines, faults, groups = upcast(logits), Faults(), defaultdict[int, list[int]](list)
+    for line in range(len(lines)):  # lines whose sequences have the same length go together
         prefix = prefixes[line] if processors.looks_back and prefixes else None
         groups[0 if prefix is None else len(prefix)].append(line)
+    scores = torch.empty_like(lines)
     for together in groups.values():
-        places = upload(together, scores.device)
+        places = upload(together, lines.device)
         try:
-            scores[places] = processors.run(scores[places], processors.sequences(prefixes, together))
+            processed = processors.run(lines[places], processors.sequences(prefixes, together))
         except RowFault:
-            for line in together:
+            processed = lines[places]
+            for place, line in enumerate(together):
                 try:
-                    scores[line] = processors.run(scores[line][None].clone(), processors.sequences(prefixes, [line]))[0]
+                    processed[place] = processors.run(lines[[line]], processors.sequences(prefixes, [line]))[0]
                 except RowFault as fault:
                     faults[line] = fault
+        if len(groups) == 1:  # a copy of a large vocabulary takes as long as what is done to it
+            return processed, faults
+        scores[places] = processed
     return scores, faults
 
 

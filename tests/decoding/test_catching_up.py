@@ -9,7 +9,6 @@ from tiny import tiny_model
 from torch import Tensor
 
 from multidraft.autotune.auto_policy import Auto
-from multidraft.autotune.plans import Profile
 from multidraft.decoding.draft import MAX_LAG
 from multidraft.decoding.policy import Outlook, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.record import StepRecord
@@ -98,8 +97,7 @@ def test_rows_that_all_catch_up_draft_nothing():
 
 def test_a_probe_lasts_until_the_rows_have_caught_up():
     """And goes on while drafts are right. What catching up takes is not taken for the price of a plain step."""
-    policy = Auto(Profile({}), 0.0, budget=1e9)
-    policy.profile = profile(by_rows={1: costs(1.0, 0.75, 0.05)}, true_rates=rates(0.1), spent=0.0)
+    policy = Auto(profile(by_rows={1: costs(1.0, 0.75, 0.05)}, true_rates=rates(0.1), spent=0.0), 0.0, budget=1e9)
     policy.begin(1, PromptReads())
     policy.pauses[1] = 2
     before = policy.profile.step_count(1, drafted=False)

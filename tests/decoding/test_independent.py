@@ -303,7 +303,7 @@ class Waking(Auto):
     """Drafts do not pay in every other step, the first among them, so that the draft model has to catch up."""
 
     def advance(self, rows: int) -> None:
-        self.profile = RICH if self.steps % 2 else POOR
+        self.timing.profile = RICH if self.steps % 2 else POOR
         self.is_surprised = True  # prices are found anew
         super().advance(rows)
 

@@ -117,7 +117,7 @@ def test_what_is_accepted_is_booked_under_each_rows_own_temperature():
     """Greedy rows beside others; before, a server booked them all at 1."""
     service = auto_service()
     policy = service.engine.policy
-    policy.profile = profile(by_rows={1: costs(level=0.1)}, temperatures=())  # at which drafts pay
+    policy.timing.profile = profile(by_rows={1: costs(level=0.1)}, temperatures=())  # at which drafts pay
     with served(service) as client:
         for temperature in 0, 0.7:
             answer(client, temperature=temperature)
