@@ -5,6 +5,7 @@ forest: all trees at once, as a batch); where a walk flips a coin, the walk runs
 vocabularies and trees only: the number of trees is the number of tuples to the power of the nodes.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -27,7 +28,6 @@ from multidraft.verification import law as drafting
 
 PLAIN = Sampling()
 MAX_CERTAIN_GAP = 1e-15  # a coin this close to 0 or 1 has one side
-MAX_NEW_TOKENS = 1000  # of a row: so many that no tree is cut because its row would end
 SequenceLaw = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
 
@@ -87,7 +87,9 @@ def first_state(
     whole: bool = False,
 ) -> State:
     """The state in which the decoder starts after one prompt, which the target may have read as a whole."""
-    return read_whole([Request(prompt, MAX_NEW_TOKENS, sampling)], target, draft, config, policy, whole)
+    state = read_whole([Request(prompt, 0, sampling)], target, draft, config, policy, whole)
+    state.rows[0].longest = math.inf  # no tree is cut; room for more tokens would be made in each branch
+    return state
 
 
 def first_tokens(law: SequenceLaw, conditional: Conditional, count: int) -> SequenceLaw:

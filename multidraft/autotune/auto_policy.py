@@ -110,6 +110,7 @@ class Auto(Growing):
         super().__init__(size.nodes, size.depth, kind, paths)
         self.temperature, self.timing = round(float(temperature), 1), TimedSteps(profile, kind, budget, size)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
+        self.ends_with_rows = bool(budget)  # else a seed's shorter text is the beginning of its longer one
         self.seeded_tree = StaticTree(tree_within(size, Tree.parse(FIXED_TREE)))
         shapes = (self.limits, self.timing.first_tree.limits, self.seeded_tree.limits)
         max_paths = max(shape.max_paths or 0 for shape in shapes)
@@ -172,7 +173,7 @@ class Auto(Growing):
             self.profile.check_load()
         is_due |= self.is_surprised or self.costs is None
         if not self.timing.has_costs:
-            self.rows = priced_rows
+            self.rows, self.costs, self.measured_plain_seconds, self.seconds = priced_rows, None, None, 0.0
         elif is_due or (priced_rows != self.rows and not self.asks_nobody):
             self.choose(priced_rows)
             self.is_surprised = False
@@ -333,7 +334,8 @@ class Auto(Growing):
         """Write the profile; if drafts have not paid, warn once and say how to do without."""
         self.timing.save()
         mostly_plain = self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2
-        advise &= self.kind != "lookup" and mostly_plain and not self.timing.is_busy  # look-ups that rest cost nothing
+        rests = self.kind != "lookup" and self.phase is not Phase.DRAFTING  # look-ups that rest cost nothing
+        advise &= rests and mostly_plain and not self.timing.is_busy
         if advise and self.costs and self.profile.timed_rows:
             plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
             if self.tokens <= (1 + MARGIN) * plain_tokens:

@@ -43,6 +43,7 @@ class Growing(TreePolicy):
         self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
         self.model_can_pay = True  # whether it would if all of its drafts were right
         self.is_probing = False  # the draft model is asked whatever its expected gain
+        self.ends_with_rows = True  # trees are cut where their row ends
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
 
     def price(
@@ -111,8 +112,9 @@ class Growing(TreePolicy):
         rows, self.rows_per_drafting_row = len(trees), 1.0
         if self.asks_nobody:
             return Plan([[]] * rows)
-        drafting_rows = self.drafting_rows(rows)
-        roots = [[0] if row < drafting_rows and tree.max_depth > 0 else [] for row, tree in enumerate(trees)]
+        rows_with_room = [row for row, tree in enumerate(trees) if self.levels_below(tree, 0) >= 0]
+        drafting_rows = {*rows_with_room[: self.drafting_rows(rows)]}
+        roots = [[0] if row in drafting_rows else [] for row in range(rows)]
         return Plan(roots, self.kind != "pass" and not self.asks_model, partial(self.min_certainty, rows))
 
     def min_certainty(self, rows: int, drafting_rows: int) -> float:
@@ -168,15 +170,15 @@ class Growing(TreePolicy):
 
     def levels_below(self, tree: TokenTree, depth: int) -> float | int:
         """How far paths may go on below drafts at the nodes of a level; below 0 where there may be no such drafts."""
-        return min(self.depth, tree.max_depth) - depth - 1
+        return min(self.depth, tree.max_depth if self.ends_with_rows else math.inf) - depth - 1
 
     def best_count(
         self, size: int, reach: float, accepted: Sequence[float], by_lookup: bool, below: float | int = math.inf
     ) -> tuple[int, float]:
         """How many drafts each gain more than their price at a node with this reach, and their gain in sum.
 
-        The row's tree has `size` drafted nodes so far. Each draft may go on as a path, of `below` more nodes at most
-        (`path_gain`).
+        The row's tree has `size` drafted nodes so far. Each draft may go on as a path (`path_gain`), of `below` more
+        nodes at most: as many as trees may have levels, unless it is fewer.
         """
         k, total = max(accepted[1], COPY_CONTINUES) if by_lookup else self.rates.average[1], 0.0
         for drafts in range(MAX_NODE_DRAFTS):
@@ -198,7 +200,7 @@ class Growing(TreePolicy):
         c = 0.0 if by_lookup else self.level_price + padding * self.read_price
         worthless = padding * self.least_price + c  # a token behind which nothing gains any more
         gain = best = a - padding * (prices[size + 1] - prices[size])
-        for place in range(size + 1, size + 1 + int(min(below, self.depth))):
+        for place in range(size + 1, size + 1 + int(min(below, self.depth - 1))):
             a *= k
             if a <= worthless:
                 break

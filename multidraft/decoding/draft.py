@@ -67,7 +67,7 @@ def draft_tree(state: State, config: DecodeConfig, policy: TreePolicy) -> Drafte
 
 
 def tree_at_root(row: RunningRow, law: Law) -> TokenTree:
-    """The row's tree before anything is drafted; its last token needs no drafts."""
+    """The row's tree before anything is drafted."""
     return TokenTree([row.root], law.can_repeat, is_seeded=row.random.is_seeded, max_depth=row.tokens_left - 1)
 
 

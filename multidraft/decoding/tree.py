@@ -109,7 +109,7 @@ class TokenTree:
     places: dict[int, list[int]] = field(default_factory=dict)  # the tuples as places in the laws' ids
     read: dict[int, int] = field(default_factory=dict)  # where nodes stand among the draft model's pending tokens
     is_seeded: bool = False  # it may depend on its own row alone
-    max_depth: float | int = math.inf  # of drafts that may be kept: the row ends there
+    max_depth: float | int = math.inf  # of drafts that can be kept before the row ends; static trees may be deeper
     backlog: int = 0  # kept tokens that the draft model has read in this step, before any node
     children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
     ranks: list[int] = field(default_factory=lambda: [0])  # which of the drafts at its parent made a node first

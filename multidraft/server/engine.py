@@ -177,7 +177,7 @@ class Engine:
         """Whether a prompt of one token can be continued; then the rows that failed were faulty themselves."""
         try:
             batch = Batch(self.target, self.draft, self.config, self.policy)
-            batch.add([Request([0], 2)])  # the first of which has a tree
+            batch.add([Request([0], 3)])  # the prompt's pass brings the first, and the last needs no tree
             while batch.requests:
                 batch.step()
         except Exception as error:

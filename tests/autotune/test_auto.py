@@ -201,6 +201,42 @@ def test_nothing_is_drafted_that_its_row_has_no_room_for(draft: Reader) -> None:
     assert depths == {1: [0], 2: [1], 4: [3], 99: [4, 4, 4]}
 
 
+@pytest.mark.parametrize("draft", [RIGHT, EVEN], ids=["all_right", "a_third"])
+def test_with_a_seed_a_shorter_text_is_the_beginning_of_a_longer_one(draft: Reader) -> None:
+    """Where steps are timed a run does not come again anyway, and trees end with their rows."""
+    ends = dict[float, set[bool]]()
+    for budget in (0.0, 1e4):
+        ends[budget] = set()
+        for seed in range(20):
+            generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+            settings = dict(tree="auto", tune_budget=budget, eos_token_id=[])
+            texts = [
+                md.generate(EVEN, draft, [[0]], max_new_tokens=new, generator=generator, **settings)[0][0].tolist()
+                for new, generator in zip((6, 40), generators, strict=True)
+            ]
+            ends[budget].add(texts[0] == texts[1][:6])
+    assert ends == {0.0: {True}, 1e4: {True, False}}
+
+
+@pytest.mark.parametrize(("depth", "first", "extra"), [(1, 0.7, 8.0), (1, 0.9, 12.0), (2, 0.7, 12.0), (4, 0.9, 1.0)])
+def test_a_model_is_asked_only_where_something_is_drafted(depth: int, first: float, extra: float) -> None:
+    """Prices once had paths of one level more than trees may have: it was read, and nothing drawn from it."""
+    policy = Growing(32, depth)
+    policy.price(rates(first, 0.01), Costs(10.0, 10.0 + extra, 0.1, 0.3, 0.0), 0.1)
+    [record] = records(policy, RIGHT, RIGHT, 1)
+    assert bool(record.draft_passes) == policy.model_pays == (len(record.trees[0]) > 1)
+
+
+def test_a_probe_asks_rows_that_have_room() -> None:
+    """The first ones of a server have been there longest; where they were at their ends a probe once asked nobody."""
+    policy, asked = Auto(profile(by_rows={16: costs(10.0, 8.0, 0.3)}, true_rates=rates(0.05)), 1.0, budget=1e9), set()
+    for _ in range(400):
+        trees = [TokenTree([0], max_depth=0 if row < 4 else 99) for row in range(16)]
+        nodes = policy.plan(trees, 0).nodes
+        asked |= {tuple(row for row in range(16) if nodes[row])} if policy.phase is Phase.PROBING else set()
+    assert asked == {(4, 5, 6, 7)}
+
+
 @pytest.mark.parametrize(("copying", "others", "drafts"), [(1, 0, True), (1, 3, False), (4, 0, True), (3, 1, True)])
 def test_in_a_batch_rows_that_draft_pay_for_those_that_are_filled_up(copying: int, others: int, drafts: bool) -> None:
     """A node costs 0.3 tokens of a row, and is right nearly always: worth it unless three others have none."""
@@ -410,6 +446,17 @@ def test_where_drafts_do_not_pay_it_says_so_once(caplog: pytest.LogCaptureFixtur
             policy.finish()
     assert caplog.text.count("no drafts are best here") == 1
     assert "--draft none" in caplog.text
+
+
+def test_where_drafts_pay_and_texts_are_too_short_for_them_nothing_is_advised(caplog: pytest.LogCaptureFixture) -> None:
+    say_once.cache_clear()
+    policy = Auto(profile(by_rows={1: costs(level=0.1)}, true_rates=rates(0.9)), 1.0, budget=1e9)
+    way = DecodeConfig(md.scheme("anchored:lorenz")), policy
+    for _ in range(210):
+        step(start([[0]], RIGHT, RIGHT, way, [Sampling()], 2), *way)
+    policy.finish()
+    assert (policy.phase, policy.steps_without_drafts) == (Phase.DRAFTING, 210)
+    assert "no drafts are best here" not in caplog.text
 
 
 def test_a_plain_step_s_seconds_are_told_once_they_are_well_known() -> None:

@@ -227,6 +227,25 @@ def test_a_server_that_was_busy_finds_out_what_pays_when_it_is_quiet(
     assert drafted >= LAST - PLAIN_IN_A_ROW if pass_seconds == CHEAP else drafted <= PROBE_STEPS
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("before", "after"), [(1, 16), (16, 1)])
+def test_prices_of_a_busy_machine_end_with_what_was_timed_there(
+    before: int, after: int, clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step behind the new timings took its phase from the old ones, and its speed for a hundred steps."""
+    policy, rates = policy_of(Profile({})), list[float]()
+    target, draft = Ticking(clock, PLAIN), Ticking(clock, DEAR)
+    for rows, load, steps in ((before, 1e3, 24), (after, 0.0, 34)):
+        monkeypatch.setattr(psutil, "getloadavg", lambda load=load: (load, load, load))
+        clock.slowdown = 9.0 if load else 1.0
+        for _ in records(policy, target, draft, steps, rows):
+            if not load and policy.costs:
+                rates.append(policy.tokens / policy.seconds / policy.rows)
+                assert policy.costs.plain == pytest.approx(PLAIN, rel=0.1)
+    assert rates == pytest.approx([1 / PLAIN] * len(rates), rel=0.2)
+    assert len(rates) > LAST
+
+
 class Sending(Ticking):
     """A target whose pass after one over a tree takes twice as long: what a server sends of it takes time, too."""
 

@@ -14,12 +14,15 @@ import pytest
 import torch
 from decoded import readers, tables, tiny
 from heard import Heard
+from plans import costs, rates
 from serving import GOOD, check_refused, events, serving, toy, until
 from test_engine import alone, config_for
 
 import multidraft
+import multidraft as md
+from multidraft.autotune.growing_policy import Growing
 from multidraft.decoding import state as states
-from multidraft.decoding.state import Randomness
+from multidraft.decoding.state import DecodeConfig, Randomness
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.settings import Sampling
@@ -221,6 +224,28 @@ def test_a_row_that_makes_every_step_fail_ends_alone(caplog):
     assert (engine.fault, engine.failures) == (None, 0)
     good = [heard[0], heard[-1]]
     assert [row.tokens for row in good] == alone(tables, *good, tree="2x1")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_draft_model_that_always_fails_is_no_row_s_fault(fails, monkeypatch, caplog):
+    """Nor with trees that end with their rows: one token is too few to ask it."""
+    caplog.set_level(logging.CRITICAL + 1)
+    target, draft = readers(*tiny())
+    policy = Growing(32, 4)
+    policy.price(rates(0.9), costs(10.0, 0.1, 0.1), 0.1)
+    engine = Engine(
+        target, draft, DecodeConfig(md.scheme("anchored:lorenz")), policy, Limits(rows=4, tokens_in_cache=999)
+    )
+    read = type(draft)._read
+
+    def failing_read(self, tokens, parents, scored):
+        if scored != "none" and self.model is draft.model and fails:
+            raise RuntimeError("broken")
+        return read(self, tokens, parents, scored)
+
+    monkeypatch.setattr(type(draft), "_read", failing_read)
+    assert engine.answers_a_token() is not fails
 
 
 def test_where_nothing_is_answered_any_more_the_engine_ends(caplog):
