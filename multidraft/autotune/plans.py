@@ -338,7 +338,7 @@ def timing_note(file: Path) -> str:
         files.make_folder(file.parent, "the cache")
     except AdviceError:
         return f"in every run, as nothing can be kept in {file.parent}"
-    return f"once; kept in {file}"
+    return f"in all; kept in {file}"
 
 
 def save(profile: Profile) -> bool:

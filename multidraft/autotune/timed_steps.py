@@ -22,7 +22,7 @@ LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 3), Tree.parse("1x6")  # timed first
 MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
 SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
 TIMING_NOTE = (
-    "timing the steps of this pair while it decodes, for at most %g s, %s (--tune-budget 0, from Python tune_budget=0, "
+    "timing the steps of this pair while it decodes, for at most %g s %s (--tune-budget 0, from Python tune_budget=0, "
     "does without)"
 )
 NO_WORK = Work(0, 0, 0)  # a step without drafts

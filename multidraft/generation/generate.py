@@ -112,8 +112,8 @@ def generate(
     drafting_model = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     if drafting_model is not None and depends_on_pass(as_reader(target_model)):
         warnings.warn(
-            "a hook or forward that was put into the target treats tokens differently that are read in one pass (as "
-            "one that writes the last position does), so no tree can be verified: decoding goes on without drafts",
+            "a module, hook or forward in the target treats tokens differently that are read in one pass (as one that "
+            "writes the last position does), so no tree can be verified: decoding goes on without drafts",
             stacklevel=2,
         )
         drafting_model = None
@@ -143,7 +143,9 @@ def generate_rows(
     target: Reader, draft: Reader | None, inputs: Prompts, options: Options, params: SamplingParams
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
-    prompts = [prompt for prompt in as_lists(inputs) for _ in range(params.num_return_sequences or 1)]
+    padding = getattr(target.generation_config, "pad_token_id", None)
+    padding = None if padding in params.end_tokens else padding  # as transformers infers a mask
+    prompts = [prompt for prompt in as_lists(inputs, padding) for _ in range(params.num_return_sequences or 1)]
     new_tokens = [params.new_tokens(len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, new_tokens, options, params)
     stop = Stop(frozenset(params.end_tokens), options.stopping_criteria or (), target.device)

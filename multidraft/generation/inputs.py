@@ -31,6 +31,7 @@ from multidraft.verification.scheme import Scheme
 PROMPT_FORMS = (
     'a list of lists, a tensor (batch, length), or what tokenizer(texts, padding=True, return_tensors="pt") returns'
 )
+TOKENIZER_NOTES = {"length", "offset_mapping", "overflow_to_sample_mapping", "special_tokens_mask"}  # for people
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
 
@@ -172,11 +173,15 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
         check_ids(draft, vocabulary_size(target))
 
 
-def as_lists(inputs: Any) -> list[list[int]]:
-    """Prompts as lists of token ids, without what an attention mask hides; raises AdviceError on what is none."""
+def as_lists(inputs: Any, padding: int | None = None) -> list[list[int]]:
+    """Prompts as lists of token ids, without what an attention mask hides; raises AdviceError on what is none.
+
+    In a tensor without a mask the token `padding`, if there is one, is hidden.
+    """
     ids, mask = inputs, None
     if isinstance(inputs, Mapping):
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        check_unread(inputs)
         if ids is None:
             raise AdviceError(f"the prompts have no input_ids; pass token ids as {PROMPT_FORMS}")
     prompts = table_rows(ids, "prompts")
@@ -184,6 +189,8 @@ def as_lists(inputs: Any) -> list[list[int]]:
         if type(token) is not int and not is_integer(token):
             raise AdviceError(f"a prompt holds {quote(token)}, which is no token id; pass {PROMPT_FORMS}")
     prompts = [[int(token) for token in row] for row in prompts]
+    if mask is None and padding is not None and isinstance(ids, Tensor):
+        prompts = [[token for token in row if token != padding] or row for row in prompts]
     if mask is not None:
         prompts = without_padding(prompts, table_rows(mask, "attention_mask"))
     if not prompts:
@@ -191,6 +198,14 @@ def as_lists(inputs: Any) -> list[list[int]]:
     if not all(prompts):
         raise AdviceError(f"prompt {prompts.index([])} is empty; give it at least one token, such as the start of text")
     return prompts
+
+
+def check_unread(inputs: Mapping[str, Any]) -> None:
+    """Raise on what a model would read beside ids and a mask: images, positions, embeddings, a beginning."""
+    for name, value in inputs.items():
+        is_empty = value is None or (name == "token_type_ids" and not any(map(any, table_rows(value, name))))
+        if name not in ("input_ids", "attention_mask") and name not in TOKENIZER_NOTES and not is_empty:
+            raise AdviceError(f"{name} cannot be honoured by trees; pass input_ids and attention_mask only")
 
 
 def without_padding(ids: list[list[int]], mask: list[list]) -> list[list[int]]:

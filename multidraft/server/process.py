@@ -40,6 +40,7 @@ GRACE_SECONDS = 1  # after the drain time, for the last events of streams
 MAX_MESSAGE_CHARACTERS = 600
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 TWO_LENGTHS = "the request has Content-Length and Transfer-Encoding; send one of them"
+LOG = logging.getLogger(__name__)
 ACCESS_LOG = logging.getLogger("multidraft.access")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -232,6 +233,8 @@ class Server(uvicorn.Server):
         if self.app is not None:
             service = self.app.state.service
             service.engine.closing = True
+            if running := len(service.engine.batch.requests):
+                LOG.warning("stopping: %d running requests get up to %g s to end", running, self.limits.drain)
             asyncio.get_running_loop().call_later(self.limits.drain, service.end_answers)
         await super().shutdown(sockets)
         await self.exit_stack.aclose()

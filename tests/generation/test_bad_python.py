@@ -117,6 +117,10 @@ INPUTS = {
     "mask of other width": {"input_ids": [[1, 2]], "attention_mask": [[1]]},
     "mask tensor of no numbers": {"input_ids": torch.ones(1, 2).long(), "attention_mask": torch.tensor([[NAN, 1.0]])},
     "all masked": {"input_ids": [[1, 2]], "attention_mask": [[0, 0]]},
+    "positions": {"input_ids": [[1, 2]], "position_ids": torch.tensor([[0, 9]])},
+    "embeddings": {"input_ids": [[1, 2]], "inputs_embeds": torch.ones(1, 2, 16)},
+    "images": {"input_ids": [[1, 2]], "pixel_values": torch.ones(1, 3, 2, 2)},
+    "token types": {"input_ids": [[1, 2]], "token_type_ids": [[0, 1]]},
 }
 
 
@@ -178,10 +182,27 @@ def test_inputs_in_any_honest_form_are_one():
         {"input_ids": [[1, 2], [9, 3]], "attention_mask": mask},
         {"input_ids": torch.tensor([[1, 2], [9, 3]]), "attention_mask": torch.tensor(mask)},
         {"input_ids": np.array([[1, 2], [9, 3]]), "attention_mask": mask},
+        {"input_ids": expected, "token_type_ids": torch.zeros(2, 2), "length": [2, 1], "position_ids": None},
     ):
         assert as_lists(form) == expected
     for form in ([1, 2], torch.tensor([1, 2]), np.array([1, 2]), [np.int64(1), 2], tokenizer()("a")):
         assert len(as_lists(form)) == 1
+
+
+@pytest.mark.parametrize("pad", [5, 1])
+def test_a_padded_tensor_without_a_mask_is_read_as_transformers_reads_it(pad):
+    """What is no end of text hides; an end of text may be meant."""
+    model, ids = tiny_model("llama"), torch.tensor([[pad] * 3 + [7, 8], [9, 2, 3, 4, 5 + pad]])
+    settings = dict(max_new_tokens=6, pad_token_id=pad, eos_token_id=1)
+    expected = model.generate(ids, do_sample=False, **settings)[:, 5:]
+    del settings["pad_token_id"]
+    before, model.generation_config.pad_token_id = model.generation_config.pad_token_id, pad
+    try:
+        tokens, _ = md.generate(model, None, ids, temperature=0, **settings)
+    finally:
+        model.generation_config.pad_token_id = before
+    for row, line in zip(tokens, expected.tolist(), strict=True):
+        assert row.tolist() == line[: len(row)]
 
 
 OURS = "scheme tree walk draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty stop".split()

@@ -470,6 +470,56 @@ def test_hooks_that_look_at_places_in_a_pass_get_plain_decoding_and_a_line(hook:
     assert not info.nodes
 
 
+class LastBoost(nn.Module):
+    """A norm of a user's own that writes the last position."""
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        states = self.norm(states).clone()
+        states[:, -1] *= 1.5
+        return states
+
+
+class Rounded(nn.Module):
+    """A product whose input is rounded to steps of the largest number in the pass."""
+
+    def __init__(self, linear: nn.Module):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        step = states.abs().max() / 7
+        return self.linear((states / step).round() * step)
+
+
+class Scaled(Rounded):
+    """One that treats all tokens alike."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.linear(1.1 * states)
+
+
+@pytest.mark.parametrize(("kind", "drafts"), [(LastBoost, False), (Rounded, False), (Scaled, True)])
+def test_a_user_s_modules_that_look_across_a_pass_get_plain_decoding(kind: type[nn.Module], drafts: bool) -> None:
+    """With greedy drafts of a copy the text was once another than the model's, in silence."""
+    model = new_model("llama", scale=1)
+    draft, layer = deepcopy(model), model.model.layers[1]
+    if kind is LastBoost:
+        layer.input_layernorm = LastBoost(layer.input_layernorm)
+    else:
+        layer.mlp.down_proj = kind(layer.mlp.down_proj)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tokens, info = md.generate(model, draft, [IDS], temperature=0, max_new_tokens=12, tree="1x1")
+    assert bool(info.nodes) == drafts
+    assert any("goes on without drafts" in str(warning.message) for warning in caught) == (not drafts)
+    expected = model.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False)[0, len(IDS) :]
+    assert tokens[0].tolist() == expected.tolist()
+
+
 def test_hooks_that_treat_all_tokens_alike_get_drafts() -> None:
     model = new_model("llama", scale=1)
     draft = deepcopy(model)

@@ -333,7 +333,7 @@ def test_an_empty_host_is_not_taken_for_all_of_them():
         bind_socket(" ", 0)
 
 
-def test_streams_end_with_an_event_when_the_server_is_stopped():
+def test_streams_end_with_an_event_when_the_server_is_stopped(caplog):
     """Those that wait, too, and whole answers with an error."""
     whole, body = list[int](), GOOD | {"max_tokens": 50_000}
     with serving(lambda: build(toy(tokens_in_cache=200_000, rows=2, drain=1)), drain=1) as (client, server):
@@ -350,6 +350,7 @@ def test_streams_end_with_an_event_when_the_server_is_stopped():
     assert whole == [503]
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 503
     assert lines[-1] == "data: [DONE]"
+    assert "stopping: 4 running requests get up to 1 s to end" in caplog.text
 
 
 def test_the_containers_check_of_health_says_when_the_server_is_well():

@@ -1,21 +1,24 @@
-"""Whether a model says the same of a token whatever is read beside it: hooks of a user's may look at places in a pass.
+"""Whether a model says the same of a token whatever is read beside it: a user's modules may look across a pass.
 
-A hook that writes `hidden[:, -1]` writes every new token in plain decoding, and one node of a tree.
+A hook that writes `hidden[:, -1]` writes every new token in plain decoding, and one node of a tree. A module that
+scales by the largest number of a pass rounds a token by what is read beside it.
 """
 
 import torch
+from torch import nn
 
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
-from multidraft.models.huggingface.weight_marks import has_additions
+from multidraft.models.huggingface.weight_marks import has_additions, library_of
 from multidraft.models.reader import Reader, chain_parents
 
 PROBE_TOKENS = 5
+KNOWN_LIBRARIES = {"torch", "transformers"}  # whose modules treat each token alike
 TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1  # of logits, to the largest one: in float32, and in narrower numbers
 
 
 def depends_on_pass(reader: Reader) -> bool:
     """Whether something that was put into a model makes logits of tokens read at once differ from those one by one."""
-    if not isinstance(reader, HuggingFaceReader) or not any(map(has_additions, reader.model.modules())):
+    if not isinstance(reader, HuggingFaceReader) or not any(map(may_look_across, reader.model.modules())):
         return False
     together, one_by_one = reader.new(PROBE_TOKENS + 1), reader.new(PROBE_TOKENS + 1)
     tokens = [token % together.vocabulary for token in range(3, 3 + PROBE_TOKENS)]
@@ -28,3 +31,8 @@ def depends_on_pass(reader: Reader) -> bool:
         if not difference <= tolerance * line[line.isfinite()].abs().max():
             return True
     return False
+
+
+def may_look_across(part: nn.Module) -> bool:
+    """Whether a module, or what somebody has put into it, may treat tokens of a pass differently."""
+    return library_of(type(part)) not in KNOWN_LIBRARIES or has_additions(part)
