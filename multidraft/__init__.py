@@ -79,3 +79,8 @@ def __getattr__(name: str) -> object:
     if name not in HOMES:
         raise AttributeError(f"module 'multidraft' has no attribute {name!r}")
     return getattr(import_module(f"multidraft.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for those who look what there is."""
+    return [*__all__, "__version__"]

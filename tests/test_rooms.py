@@ -58,3 +58,8 @@ def test_the_package_names_its_licenses_and_versions_of_python():
 def test_only_the_door_and_the_readers_behind_it_know_hugging_face_models():
     naming = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if "PreTrainedModel" in path.read_text()}
     assert {path for path in naming if path.parts[:2] != ("models", "huggingface")} == {Path("models/door.py")}
+
+
+def test_what_there_is_can_be_listed():
+    """An editor, or a shell, completes names by it."""
+    assert set(dir(md)) == {*md.__all__, "__version__"}

@@ -97,6 +97,12 @@ def test_a_folder_of_gguf_files_is_told_from_one_of_a_model(tmp_path):
     ends_with_advice(ended, "holds GGUF files; name one of them, such as model-q4_k_m.gguf")
 
 
+def test_a_folder_with_an_adapter_says_what_to_do(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    ended = run("generate", "--target", tmp_path, "--draft", "none", "--prompt", "It")
+    ends_with_advice(ended, "holds an adapter and no model; merge it by PEFT's `merge_and_unload()`, and save the")
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_generate_computes_with_the_threads_that_are_asked_for(count):
     before, call = torch.get_num_threads(), "generate --target embedded --draft none --prompt It --max-new-tokens 1"

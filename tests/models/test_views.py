@@ -7,6 +7,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import wraps
 from itertools import product
@@ -24,7 +25,7 @@ from hybrids import hybrid
 from tiny import tiny_model
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, vector_to_parameters
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 import multidraft as md
 from multidraft.models.door import as_reader
@@ -518,6 +519,27 @@ def test_a_user_s_modules_that_look_across_a_pass_get_plain_decoding(kind: type[
     assert any("goes on without drafts" in str(warning.message) for warning in caught) == (not drafts)
     expected = model.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False)[0, len(IDS) :]
     assert tokens[0].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_a_subclass_whose_forward_names_nothing_is_read_as_its_parent(hands_on: bool) -> None:
+    """As one that logs its calls; one that takes too little is refused as before."""
+
+    class Wrapped(LlamaForCausalLM):
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            return super().forward(*inputs, **named)
+
+    class Narrow(LlamaForCausalLM):
+        def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> Any:
+            return super().forward(input_ids, attention_mask)
+
+    model = new_model("llama", scale=1)
+    model.__class__ = Wrapped if hands_on else Narrow
+    with nullcontext() if hands_on else pytest.raises(md.AdviceError, match="gives nothing to go on from"):
+        tokens, info = md.generate(model, model, [IDS], temperature=0, max_new_tokens=9, tree="1x1")
+        expected = model.generate(torch.tensor([IDS]), max_new_tokens=9, do_sample=False)[0, len(IDS) :]
+        assert tokens[0].tolist() == expected.tolist()
+        assert info.nodes
 
 
 def test_hooks_that_treat_all_tokens_alike_get_drafts() -> None:

@@ -132,9 +132,14 @@ def continues(model: PreTrainedModel) -> bool:
 
 
 def forward_arguments(model: PreTrainedModel) -> Collection[str]:
-    """What its forward pass may be called with; a forward of its own may hand on all that its class's takes."""
+    """What its forward pass may be called with; a forward of its own may hand on all that its class's takes.
+
+    So may that of a class that names no tokens: then it is its parent's.
+    """
+    inherited = (vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind))
+    known = next((function for function in inherited if "input_ids" in names_of_parameters(function)[0]), None)
     names, hands_on = names_of_parameters(getattr(model.forward, "__func__", model.forward))
-    return names | names_of_parameters(type(model).forward)[0] if hands_on else names
+    return names | names_of_parameters(known or type(model).forward)[0] if hands_on else names
 
 
 def names_of_parameters(function: Callable) -> tuple[frozenset[str], bool]:

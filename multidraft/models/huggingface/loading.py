@@ -44,6 +44,9 @@ def load(kind: Any, name: str, what: str, **settings: object) -> Any:
     if folder.is_dir() and not (folder / "config.json").exists():
         if files := sorted(folder.glob("*.gguf")):
             raise AdviceError(f"folder {name!r} holds GGUF files; name one of them, such as {files[0].name}")
+        if (folder / "adapter_config.json").exists():
+            advice = "merge it by PEFT's `merge_and_unload()`, and save the model"
+            raise AdviceError(f"folder {name!r} holds an adapter and no model; {advice}")
         raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
     for file in SETTINGS if folder.is_dir() else ():
         settings_in(folder / file)
