@@ -24,7 +24,7 @@ MAX_HEADER_NAMES, MAX_NAME_CHARACTERS = 64, 64
 
 HONOURED: dict[str, dict[str, str]] = {  # by routes, then by names
     "completions chat responses": {
-        "model": "one of the served names",
+        "model": "one of the served names; required, as by OpenAI",
         "temperature top_p top_k min_p typical_p top_n_sigma": "[settings]"
         "(generate.md#fields-of-generationconfig); a `temperature` of 0 is greedy, and for `top_k` both 0 "
         "and -1 are off",
