@@ -84,6 +84,7 @@ class Serving(o.DraftingOptions, o.ModelOptions):
         from multidraft.autotune.auto_policy import auto
         from multidraft.autotune.plans import MeasuredPair
         from multidraft.models.door import as_reader
+        from multidraft.models.huggingface.pass_check import DEPENDENCE_NOTE, depends_on_pass
         from multidraft.sampling.generation_config import defaults_note, model_defaults
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
@@ -101,6 +102,9 @@ class Serving(o.DraftingOptions, o.ModelOptions):
             terminal.note(line)
         config, policy, limits, plan = self.configure()
         target, draft = as_reader(target), None if draft is None else as_reader(draft)
+        if draft is not None and depends_on_pass(target):
+            terminal.note(DEPENDENCE_NOTE)
+            draft = None
         if limits is not None and draft is not None:
             subject = MeasuredPair(target, draft, config.scheme, config.walk)
             policy = auto(subject, 1.0, limits, plan, self.tune_budget)

@@ -38,7 +38,7 @@ from multidraft.machine import is_busy, warn_of_spinning
 from multidraft.models.door import HuggingFaceModel, Model, as_model, as_reader
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import compat
-from multidraft.models.huggingface.pass_check import depends_on_pass
+from multidraft.models.huggingface.pass_check import DEPENDENCE_NOTE, depends_on_pass
 from multidraft.models.reader import Reader
 from multidraft.sampling import generation_config as configs
 from multidraft.sampling.from_processors import before_warpers
@@ -111,11 +111,7 @@ def generate(
     target_model = as_model(target_model, "target")
     drafting_model = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     if drafting_model is not None and depends_on_pass(as_reader(target_model)):
-        warnings.warn(
-            "a module, hook or forward in the target treats tokens differently that are read in one pass (as one that "
-            "writes the last position does), so no tree can be verified: decoding goes on without drafts",
-            stacklevel=2,
-        )
+        warnings.warn(DEPENDENCE_NOTE, stacklevel=2)
         drafting_model = None
     drafters = 0 if drafting_model is None else 1 + isinstance(drafting_model, SideBySide)
     options = Options.take_from(keywords, drafters=drafters)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import multidraft.cli.serve as command
+from multidraft.cli import models
+from multidraft.cli import serving as serving_options
 from multidraft.cli.main import app
 from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
@@ -174,6 +177,20 @@ def test_settings_arrive_where_they_act():
     assert (engine.batch.max_num_seqs, engine.batch.max_tokens, service.context) == (3, 99, 77)
     assert service.limits == engine.limits == limits
     assert Serving("embedded", "none").service().engine.draft is None
+
+
+@pytest.mark.parametrize("looks_across", [False, True])
+def test_a_model_whose_modules_look_across_a_pass_is_served_without_drafts(looks_across, monkeypatch, capsys):
+    """As one that comes with code of its own."""
+
+    pair = models.load("embedded", "embedded", models.DEFAULT_LOADER)
+    pair = pair._replace(target=deepcopy(pair.target))
+    if looks_across:
+        pair.target.model.norm.register_forward_hook(lambda module, inputs, states: states - states.mean(1, True))
+    monkeypatch.setattr(serving_options, "load", lambda *names: pair)
+    engine = Serving("embedded", "embedded").service().engine
+    assert (engine.draft is None) == looks_across
+    assert ("goes on without drafts" in capsys.readouterr().err) == looks_across
 
 
 def test_the_table_of_options_is_complete():

@@ -13,6 +13,10 @@ from multidraft.models.reader import Reader, chain_parents
 
 PROBE_TOKENS = 5
 KNOWN_LIBRARIES = {"torch", "transformers"}  # whose modules treat each token alike
+DEPENDENCE_NOTE = (
+    "a module, hook or forward in the target treats tokens differently that are read in one pass (as one that writes "
+    "the last position does), so no tree can be verified: decoding goes on without drafts"
+)
 TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1  # of logits, to the largest one: in float32, and in narrower numbers
 
 
