@@ -12,7 +12,7 @@ from multidraft.models.huggingface.weight_marks import has_additions, library_of
 from multidraft.models.reader import Reader, chain_parents
 
 PROBE_TOKENS = 5
-KNOWN_LIBRARIES = {"torch", "transformers"}  # whose modules treat each token alike
+KNOWN_LIBRARIES = {"torch", "transformers", "peft"}  # whose modules treat each token alike
 DEPENDENCE_NOTE = (
     "a module, hook or forward in the target treats tokens differently that are read in one pass (as one that writes "
     "the last position does), so no tree can be verified: decoding goes on without drafts"
