@@ -3,25 +3,36 @@
 from collections.abc import Sequence
 from functools import cache
 from operator import add
+from threading import Timer
 
 import torch
 
 from multidraft.decoding.policy import PolicyLimits
 from multidraft.decoding.state import DecodeConfig
+from multidraft.errors import say_once
 from multidraft.models.reader import Reader
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.scheme import Scheme
 
+SILENT_SECONDS = 2.0
+COMPILING_NOTE = "compiling loops for this processor, once for each version: some ten seconds"
+
 
 def warm_up(config: DecodeConfig, limits: PolicyLimits, device: torch.device) -> None:
     """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
-    if device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
+    if device.type != "cpu" or config.scheme.entry.small:  # solvers have no loops
+        return
+    note = Timer(SILENT_SECONDS, say_once, [COMPILING_NOTE])
+    note.start()
+    try:
         for count in limits.draft_counts:
             use_once(config.scheme.with_drafts(count))
         for dtype in (torch.float32, torch.float64):
             draft_distributions(torch.zeros(1, 2, dtype=dtype), Sampling(), drafts=1, vocabulary=2)
+    finally:
+        note.cancel()
 
 
 def compile_steps(

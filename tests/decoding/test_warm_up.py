@@ -1,15 +1,19 @@
 """Before the first prompt is read, every compiled loop that a step asks for has run once."""
 
+import time
+
 import pytest
 import torch
 from decoded import start
 
 import multidraft as md
+from multidraft.decoding import warm_up as warming
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import use_once, warm_up
+from multidraft.errors import say_once
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling import drafting
@@ -43,3 +47,12 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
         state, _ = step(state, *way)
     assert called
     assert called <= warmed
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_compiling_that_takes_long_says_so(seconds: float, monkeypatch, caplog) -> None:
+    say_once.cache_clear()
+    monkeypatch.setattr(warming, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(warming, "use_once", lambda scheme: time.sleep(seconds))
+    warm_up(DecodeConfig(md.scheme("iid:lorenz")), StaticTree(Tree.parse("2")).limits, torch.device("cpu"))
+    assert ("compiling loops" in caplog.text) == (seconds > 0)
