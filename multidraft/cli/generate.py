@@ -155,8 +155,8 @@ def decode_prompts(job: Job, is_conversation: bool, output: Output, models_note:
     journal = job.journal(output.jsonl, output.compare) if output.jsonl else None
     done, count = len(journal.records) if journal else 0, len(job.prompts)
     if done:
-        rest = "going on with the others" if done < count else "nothing is left to do"
-        terminal.note(f"{output.jsonl} has {done} of {count} prompts; {rest}")
+        ending = "going on with the others" if done < count else "nothing is left to do"
+        terminal.note(f"{output.jsonl} has {done} of {count} prompts; {ending}")
     if done and output.trace is not None and output.trace.exists():
         raise AdviceError(
             f"--trace {str(output.trace)!r} has the trace of earlier prompts, and would be lost; give another file"
