@@ -7,15 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft.autotune.estimates import (
-    DEFAULT,
-    DEFAULT_COSTS,
-    MAX_DRAFTS,
-    AcceptanceTracker,
-    Costs,
-    TreeRates,
-    Work,
-)
+from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, AcceptanceTracker, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.limits import FIXED_TREE, TreeLimits
 from multidraft.autotune.plans import MeasuredPair, Profile, profile_for

@@ -22,17 +22,8 @@ COMPILING_NOTE = "compiling loops for this processor, once for each version: som
 
 def warm_up(config: DecodeConfig, limits: PolicyLimits, device: torch.device) -> None:
     """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
-    if device.type != "cpu" or config.scheme.entry.small:  # solvers have no loops
-        return
-    note = Timer(SILENT_SECONDS, say_once, [COMPILING_NOTE])
-    note.start()
-    try:
-        for count in limits.draft_counts:
-            use_once(config.scheme.with_drafts(count))
-        for dtype in (torch.float32, torch.float64):
-            draft_distributions(torch.zeros(1, 2, dtype=dtype), Sampling(), drafts=1, vocabulary=2)
-    finally:
-        note.cancel()
+    if device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
+        use_all_once(tuple(map(config.scheme.with_drafts, limits.draft_counts)))
 
 
 def compile_steps(
@@ -45,6 +36,20 @@ def compile_steps(
         branches = number == 0 and limits.shape is not None and limits.max_nodes > 1
         if model is not None:
             model.prepare(rows, (1 + branches, limits.max_nodes), (min(lengths), longest))
+
+
+@cache
+def use_all_once(schemes: tuple[Scheme, ...]) -> None:
+    """The loops of these, and those of drafts; says so where compiling them takes a while."""
+    note = Timer(SILENT_SECONDS, say_once, [COMPILING_NOTE])
+    note.start()
+    try:
+        for scheme in schemes:
+            use_once(scheme)
+        for dtype in (torch.float32, torch.float64):
+            draft_distributions(torch.zeros(1, 2, dtype=dtype), Sampling(), drafts=1, vocabulary=2)
+    finally:
+        note.cancel()
 
 
 @cache

@@ -12,7 +12,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.warm_up import use_once, warm_up
+from multidraft.decoding.warm_up import use_all_once, use_once, warm_up
 from multidraft.errors import say_once
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.prefix_models import TableModel, random_table
@@ -36,6 +36,7 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
         monkeypatch.setattr(module, loop_name, heard)
     scheme = md.scheme(name, 2)
     use_once.cache_clear()
+    use_all_once.cache_clear()
     warm_up(DecodeConfig(scheme), StaticTree(Tree.parse("2")).limits, torch.device("cpu"))
     warmed, generator = called.copy(), torch.Generator().manual_seed(0)
     called.clear()
@@ -52,6 +53,7 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
 def test_compiling_that_takes_long_says_so(seconds: float, monkeypatch, caplog) -> None:
     say_once.cache_clear()
+    use_all_once.cache_clear()
     monkeypatch.setattr(warming, "SILENT_SECONDS", 0.1)
     monkeypatch.setattr(warming, "use_once", lambda scheme: time.sleep(seconds))
     warm_up(DecodeConfig(md.scheme("iid:lorenz")), StaticTree(Tree.parse("2")).limits, torch.device("cpu"))
