@@ -364,4 +364,4 @@ def check_prepared(prepared: Mapping[str, Any], mask: Bool[Tensor, "batch length
             continue
         if name in compat.MEMORIES:
             raise AdviceError(f"{name} hold a beginning that trees cannot go on from; pass the whole prompt")
-        raise AdviceError(f"{name} is not supported by multi-draft decoding; pass input_ids and attention_mask only")
+        raise AdviceError(user_inputs.UNREAD_INPUT.format(name))

@@ -31,6 +31,7 @@ from multidraft.verification.scheme import Scheme
 PROMPT_FORMS = (
     'a list of lists, a tensor (batch, length), or what tokenizer(texts, padding=True, return_tensors="pt") returns'
 )
+UNREAD_INPUT = "{} is not supported by multi-draft decoding; pass input_ids and attention_mask only"
 TOKENIZER_NOTES = {"length", "offset_mapping", "overflow_to_sample_mapping", "special_tokens_mask"}  # for people
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
@@ -205,7 +206,7 @@ def check_unread(inputs: Mapping[str, Any]) -> None:
     for name, value in inputs.items():
         is_empty = value is None or (name == "token_type_ids" and not any(map(any, table_rows(value, name))))
         if name not in ("input_ids", "attention_mask") and name not in TOKENIZER_NOTES and not is_empty:
-            raise AdviceError(f"{name} cannot be honoured by trees; pass input_ids and attention_mask only")
+            raise AdviceError(UNREAD_INPUT.format(name))
 
 
 def without_padding(ids: list[list[int]], mask: list[list]) -> list[list[int]]:
