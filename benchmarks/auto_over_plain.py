@@ -1,88 +1,155 @@
-"""Whether `auto` is ever slower than no drafts: the ratio of our server's tokens a second with it and without.
+"""Whether `auto` is ever slower than no drafts: the ratio of a server's tokens a second with it and without.
 
     python benchmarks/auto_over_plain.py                                   # the embedded pair, some ten minutes
     python benchmarks/auto_over_plain.py --target smollm2 --engine transformers --draft copy+eagle3:smollm2
     python benchmarks/auto_over_plain.py --minutes 4 --clients 16 --temperature 0
 
-For each temperature both servers begin twice: with an empty cache folder ("fresh"), and with the plan that the first
-time has left ("kept"). They take turns at each number of clients, `--rounds` times, as long as `--minutes` lasts; the
-ratio is that of all tokens to all seconds. Requests have no seed: a row with one drafts a fixed shape, whatever pays.
+Both engines of `multidraft serve` run by turns in this process, without HTTP, and **on the same weights**: of two
+servers, even of two models in one process, one has the faster memory, by up to a twentieth. For each temperature they
+begin twice: with an empty cache folder ("fresh", so that the steps that are timed count), and with the plan that the
+first time has left ("kept"). A round is so many clients, who each ask again as soon as they are answered. The ratio is
+that of all tokens to all seconds, with the standard error of the rounds' own ratios. Requests have no seed: a row with
+one drafts a fixed shape, whatever pays.
 """
 
 import argparse
-import asyncio
+import gc
 import json
+import math
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from rich.table import Table
-from serve import arguments as server_arguments
-from serve import measured
-from servers import ZOO, contestants, cores, running
+from servers import ZOO, cores
 
+from multidraft.cli.serving import Serving
+from multidraft.decoding.batch import Updates
+from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
 from multidraft.machine import commit, hardware, versions
+from multidraft.sampling.settings import Sampling
+from multidraft.server.engine import Engine
 
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PLANS = ("fresh", "kept")
-Cell = tuple[float, str, int]  # temperature, plan, clients
 
 
-def measure(options: argparse.Namespace, temperature: float, plan: str, seconds: float) -> Iterator[dict[str, Any]]:
-    """Both servers by turns at each number of clients, until all rounds are over or time is up."""
-    words = ["--target", options.target, "--draft", options.draft, "--tree", "auto", "--threads", str(options.threads)]
-    words += ["--engine", options.engine] if options.engine else []
-    words += ["--temperature", str(temperature), "--max-new-tokens", str(options.new_tokens)]
-    words += ["--requests", str(options.requests)]
-    settings, end = server_arguments(words), time.monotonic() + seconds
-    with ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        pairs = [
-            (stack.enter_context(running(contestant, logs / f"{place}.log", options.threads)), contestant)
-            for place, contestant in enumerate(contestants(settings))
-        ]
-        warm = argparse.Namespace(**vars(settings) | dict(requests=1))
-        for server, contestant in pairs:
-            asyncio.run(measured(server, contestant, ("closed", 1), warm))
+class Cell(NamedTuple):
+    """What is compared, by rounds."""
+
+    temperature: float
+    plan: str
+    clients: int
+
+
+class Round(NamedTuple):
+    """What both engines made of the same requests: tokens a second."""
+
+    tokens: int
+    plain_seconds: float
+    auto_seconds: float
+
+
+class Clients:
+    """So many clients of an engine, who ask again as soon as they are answered; no two prompts begin alike."""
+
+    def __init__(self, texts: list[str], encode: Any, options: argparse.Namespace, temperature: float):
+        self.texts, self.encode, self.options = texts, encode, options
+        self.sampling = Sampling(temperature=temperature)
+
+    def request(self, number: int) -> Request:
+        """The request with a number, the same for both engines."""
+        prompt = self.encode(f"[{number}] {self.texts[number % len(self.texts)]}")
+        generator = torch.Generator().manual_seed(number)
+        return Request(prompt, self.options.new_tokens, sampling=self.sampling, generator=generator)
+
+    def seconds(self, engine: Engine, numbers: range, clients: int) -> float:
+        """How long an engine takes for requests, of which as many run as there are clients."""
+        waiting = [self.request(number) for number in numbers][::-1]
+
+        def send_next(updates: Updates) -> None:
+            for _, update in updates:
+                if update.error is not None:
+                    raise update.error
+            ended = sum(update.end is not None for _, update in updates)
+            engine.batch.add([waiting.pop() for _ in range(min(ended, len(waiting)))])
+
+        engine.deliver = send_next
+        start = time.perf_counter()
+        engine.batch.add([waiting.pop() for _ in range(clients)])
+        while engine.batch.requests:
+            engine.turn()
+        return time.perf_counter() - start
+
+
+def engines(options: argparse.Namespace, temperature: float) -> tuple[Engine, Engine, Clients]:
+    """An engine without drafts, and one with `auto`, on one target."""
+    settings = Serving(
+        target=options.target, draft=options.draft, engine=options.engine, tree="auto", threads=options.threads
+    )
+    service = settings.service()
+    config, policy, *_ = replace(settings, draft="none").configure()
+    plain = Engine(service.engine.target, None, config, policy, settings.limits)
+    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
+    return plain, service.engine, Clients(texts, service.encode, options, temperature)
+
+
+def measure(options: argparse.Namespace, temperature: float, plan: str) -> Iterator[tuple[Cell, Round]]:
+    """Rounds of all numbers of clients, until all are over or time is up."""
+    plain, auto, clients = engines(options, temperature)
+    end = time.monotonic() + 60 * options.minutes / (len(options.temperature) * len(PLANS))
+    gc.collect()
+    gc.freeze()  # as in the server
+    with torch.inference_mode():
+        for engine in (plain, auto):
+            clients.seconds(engine, range(1), 1)
+        first = 1
         for turn in range(options.rounds):
-            for clients in options.clients:
-                for server, contestant in pairs if turn % 2 == 0 else pairs[::-1]:
-                    yield asyncio.run(measured(server, contestant, ("closed", clients), settings))
-                if turn and time.monotonic() > end:
-                    return
+            for count in options.clients:
+                numbers = range(first, first + options.requests * count)
+                first, order = numbers.stop, (plain, auto) if turn % 2 == 0 else (auto, plain)
+                seconds = {engine: clients.seconds(engine, numbers, count) for engine in order}
+                yield (
+                    Cell(temperature, plan, count),
+                    Round(len(numbers) * options.new_tokens, seconds[plain], seconds[auto]),
+                )
+            if turn and time.monotonic() > end:
+                break
+    auto.policy.finish(advise=False)
+    gc.unfreeze()
 
 
-def run(options: argparse.Namespace) -> dict[Cell, dict[str, list[float]]]:
-    """Tokens and seconds by cell and server."""
-    cells: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
-    seconds = 60 * options.minutes / (len(options.temperature) * len(PLANS))
+def run(options: argparse.Namespace) -> dict[Cell, list[Round]]:
+    """The rounds of each cell."""
+    cells = defaultdict[Cell, list[Round]](list)
     for temperature in options.temperature:
         with tempfile.TemporaryDirectory() as cache:
-            os.environ["XDG_CACHE_HOME"] = cache  # of the servers that begin from here on
+            os.environ["XDG_CACHE_HOME"] = cache
             for plan in PLANS:
-                for line in measure(options, temperature, plan, seconds):
-                    total = cells[temperature, plan, int(line["size"])][line["server"].split(",")[0]]
-                    total[0], total[1] = total[0] + line["tokens"], total[1] + line["seconds"]
-                    where = f"T = {temperature:g}, {plan} plan, {line['size']:g} clients"
-                    print(f"{where}: {line['server']} {line['tokens_per_second']:.0f} tokens/s", file=sys.stderr)
+                for cell, one in measure(options, temperature, plan):
+                    cells[cell].append(one)
+                    plain, auto = one.tokens / one.plain_seconds, one.tokens / one.auto_seconds
+                    where = f"T = {temperature:g}, {plan} plan, {cell.clients} clients"
+                    print(f"{where}: {plain:.0f} and {auto:.0f} tokens/s, {auto / plain:.3f}", file=sys.stderr)
     return cells
 
 
-def lines_of(cells: dict[Cell, dict[str, list[float]]]) -> list[dict[str, Any]]:
-    """One line a cell: both speeds, and their ratio."""
-    lines = []
-    for (temperature, plan, clients), totals in cells.items():
-        speeds = {name: tokens / seconds for name, (tokens, seconds) in totals.items()}
-        line = dict(temperature=temperature, plan=plan, clients=clients, **speeds)
-        lines.append(line | dict(ratio=speeds["auto"] / speeds["plain"]))
-    return lines
+def line_of(cell: Cell, rounds: list[Round]) -> dict[str, Any]:
+    """One line of the result: both speeds, their ratio, and its standard error."""
+    tokens, plain, auto = (sum(numbers) for numbers in zip(*rounds, strict=True))
+    ratios = [one.plain_seconds / one.auto_seconds for one in rounds]
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else None
+    return cell._asdict() | dict(plain=tokens / plain, auto=tokens / auto, ratio=plain / auto, error=error)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -101,9 +168,11 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(words)
     try:
-        lines = lines_of(run(options))
+        lines = [line_of(cell, rounds) for cell, rounds in run(options).items()]
     except AdviceError as error:
         sys.exit(f"auto_over_plain.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     if options.json:
         machine = dict(hardware=hardware() | dict(threads=options.threads), versions=versions(), commit=commit())
         print(json.dumps(dict(settings=vars(options)) | machine | dict(lines=lines)))
@@ -111,7 +180,8 @@ def main(words: list[str] | None = None) -> None:
     shown = Table("T", "plan", "clients", "plain, tokens/s", "auto, tokens/s", "ratio")
     for line in lines:
         speeds = [f"{line[name]:.0f}" for name in ("plain", "auto")]
-        shown.add_row(f"{line['temperature']:g}", line["plan"], str(line["clients"]), *speeds, f"{line['ratio']:.2f}")
+        ratio = f"{line['ratio']:.3f}" + (f" ± {line['error']:.3f}" if line["error"] is not None else "")
+        shown.add_row(f"{line['temperature']:g}", line["plan"], str(line["clients"]), *speeds, ratio)
     Console().print(shown)
 
 
