@@ -4,8 +4,9 @@
     python benchmarks/auto_over_plain.py --target smollm2 --engine transformers --draft copy+eagle3:smollm2
     python benchmarks/auto_over_plain.py --minutes 4 --clients 16 --temperature 0
 
-Both engines of `multidraft serve` run by turns in this process, without HTTP, and **on the same weights**: of two
-servers, even of two models in one process, one has the faster memory, by up to a twentieth. For each temperature they
+Both engines of `multidraft serve` run in this process, a turn of one and a turn of the other, without HTTP, and **on
+the same weights**: of two servers, even of two models in one process, one has the faster memory, by up to a twentieth,
+and a machine's speed changes as much within seconds. For each temperature they
 begin twice: with an empty cache folder ("fresh", so that the steps that are timed count), and with the plan that the
 first time has left ("kept"). A round is so many clients, who each ask again as soon as they are answered. The ratio is
 that of all tokens to all seconds, with the standard error of the rounds' own ratios. Requests have no seed: a row with
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,68 +62,82 @@ class Round(NamedTuple):
 
 
 class Clients:
-    """So many clients of an engine, who ask again as soon as they are answered; no two prompts begin alike."""
+    """So many clients of an engine, who ask again as soon as they are answered."""
 
-    def __init__(self, texts: list[str], encode: Any, options: argparse.Namespace, temperature: float):
-        self.texts, self.encode, self.options = texts, encode, options
-        self.sampling = Sampling(temperature=temperature)
+    def __init__(self, engine: Engine, requests: list[Request], count: int):
+        self.engine, self.waiting, self.seconds = engine, requests[::-1], 0.0
+        self.send(count)
+
+    def send(self, count: int) -> None:
+        """Send the next requests, if so many are left."""
+        self.engine.batch.add([self.waiting.pop() for _ in range(min(count, len(self.waiting)))])
+
+    def receive(self, updates: Updates) -> None:
+        """What a turn has brought; who is answered asks again."""
+        for _, update in updates:
+            if update.error is not None:
+                raise update.error
+        self.send(sum(update.end is not None for _, update in updates))
+
+    def turn(self) -> bool:
+        """A turn of the engine, whose time counts; whether there was anything to do."""
+        is_going = bool(self.engine.batch.requests)
+        start = time.perf_counter()
+        if is_going:
+            self.engine.deliver = self.receive
+            self.engine.turn()
+        self.seconds += time.perf_counter() - start
+        return is_going
+
+
+class Questions:
+    """Requests by number, the same for all engines; no two prompts begin alike."""
+
+    def __init__(self, encode: Callable[[str], list[int]], new_tokens: int, temperature: float):
+        self.encode, self.new_tokens, self.sampling = encode, new_tokens, Sampling(temperature=temperature)
+        self.texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
 
     def request(self, number: int) -> Request:
-        """The request with a number, the same for both engines."""
+        """A new request with this number."""
         prompt = self.encode(f"[{number}] {self.texts[number % len(self.texts)]}")
         generator = torch.Generator().manual_seed(number)
-        return Request(prompt, self.options.new_tokens, sampling=self.sampling, generator=generator)
+        return Request(prompt, self.new_tokens, sampling=self.sampling, generator=generator)
 
-    def seconds(self, engine: Engine, numbers: range, clients: int) -> float:
-        """How long an engine takes for requests, of which as many run as there are clients."""
-        waiting = [self.request(number) for number in numbers][::-1]
-
-        def send_next(updates: Updates) -> None:
-            for _, update in updates:
-                if update.error is not None:
-                    raise update.error
-            ended = sum(update.end is not None for _, update in updates)
-            engine.batch.add([waiting.pop() for _ in range(min(ended, len(waiting)))])
-
-        engine.deliver = send_next
-        start = time.perf_counter()
-        engine.batch.add([waiting.pop() for _ in range(clients)])
-        while engine.batch.requests:
-            engine.turn()
-        return time.perf_counter() - start
+    def seconds(self, engines: tuple[Engine, ...], numbers: range, clients: int) -> list[float]:
+        """How long each engine takes for these, by turns; who is first changes with every turn."""
+        loads = [Clients(engine, [self.request(number) for number in numbers], clients) for engine in engines]
+        order = [*loads]
+        while any([load.turn() for load in order]):
+            order.reverse()
+        return [load.seconds for load in loads]
 
 
-def engines(options: argparse.Namespace, temperature: float) -> tuple[Engine, Engine, Clients]:
-    """An engine without drafts, and one with `auto`, on one target."""
+def engines(options: argparse.Namespace, temperature: float) -> tuple[Engine, Engine, Questions]:
+    """An engine without drafts, and one with `auto`, on one target; and what they are asked."""
     settings = Serving(
         target=options.target, draft=options.draft, engine=options.engine, tree="auto", threads=options.threads
     )
     service = settings.service()
     config, policy, *_ = replace(settings, draft="none").configure()
     plain = Engine(service.engine.target, None, config, policy, settings.limits)
-    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
-    return plain, service.engine, Clients(texts, service.encode, options, temperature)
+    return plain, service.engine, Questions(service.encode, options.new_tokens, temperature)
 
 
 def measure(options: argparse.Namespace, temperature: float, plan: str) -> Iterator[tuple[Cell, Round]]:
     """Rounds of all numbers of clients, until all are over or time is up."""
-    plain, auto, clients = engines(options, temperature)
+    plain, auto, questions = engines(options, temperature)
     end = time.monotonic() + 60 * options.minutes / (len(options.temperature) * len(PLANS))
     gc.collect()
     gc.freeze()  # as in the server
     with torch.inference_mode():
-        for engine in (plain, auto):
-            clients.seconds(engine, range(1), 1)
+        questions.seconds((plain, auto), range(1), 1)
         first = 1
         for turn in range(options.rounds):
             for count in options.clients:
                 numbers = range(first, first + options.requests * count)
-                first, order = numbers.stop, (plain, auto) if turn % 2 == 0 else (auto, plain)
-                seconds = {engine: clients.seconds(engine, numbers, count) for engine in order}
-                yield (
-                    Cell(temperature, plan, count),
-                    Round(len(numbers) * options.new_tokens, seconds[plain], seconds[auto]),
-                )
+                first = numbers.stop
+                seconds = questions.seconds((plain, auto), numbers, count)
+                yield Cell(temperature, plan, count), Round(len(numbers) * options.new_tokens, *seconds)
             if turn and time.monotonic() > end:
                 break
     auto.policy.finish(advise=False)
