@@ -6,11 +6,10 @@
 
 Both engines of `multidraft serve` run in this process, a turn of one and a turn of the other, without HTTP, and **on
 the same weights**: of two servers, even of two models in one process, one has the faster memory, by up to a twentieth,
-and a machine's speed changes as much within seconds. For each temperature they
-begin twice: with an empty cache folder ("fresh", so that the steps that are timed count), and with the plan that the
-first time has left ("kept"). A round is so many clients, who each ask again as soon as they are answered. The ratio is
-that of all tokens to all seconds, with the standard error of the rounds' own ratios. Requests have no seed: a row with
-one drafts a fixed shape, whatever pays.
+and a machine's speed changes as much within seconds. For each temperature they begin twice: with an empty cache folder
+("fresh", so that the steps that are timed count), and with the plan that the first time has left ("kept"). A round is
+so many clients, who each ask again as soon as they are answered. The ratio is that of all tokens to all seconds, with
+the standard error of the rounds' own ratios. Requests have no seed: a row with one drafts a fixed shape, whatever pays.
 """
 
 import argparse
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +38,9 @@ from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
 from multidraft.machine import commit, hardware, versions
 from multidraft.sampling.settings import Sampling
+from multidraft.server.bodies import ChatBody
 from multidraft.server.engine import Engine
+from multidraft.server.service import Service
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PLANS = ("fresh", "kept")
@@ -91,15 +92,16 @@ class Clients:
 
 
 class Questions:
-    """Requests by number, the same for all engines; no two prompts begin alike."""
+    """Chats by number, the same for all engines; only the template's beginning is the same in all."""
 
-    def __init__(self, encode: Callable[[str], list[int]], new_tokens: int, temperature: float):
-        self.encode, self.new_tokens, self.sampling = encode, new_tokens, Sampling(temperature=temperature)
+    def __init__(self, service: Service, new_tokens: int, temperature: float):
+        self.service, self.new_tokens, self.sampling = service, new_tokens, Sampling(temperature=temperature)
         self.texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
 
     def request(self, number: int) -> Request:
         """A new request with this number."""
-        prompt = self.encode(f"[{number}] {self.texts[number % len(self.texts)]}")
+        message = {"role": "user", "content": f"[{number}] {self.texts[number % len(self.texts)]}"}
+        prompt = self.service.encode_conversation(ChatBody(model=self.service.names[0], messages=[message]))
         generator = torch.Generator().manual_seed(number)
         return Request(prompt, self.new_tokens, sampling=self.sampling, generator=generator)
 
@@ -120,7 +122,7 @@ def engines(options: argparse.Namespace, temperature: float) -> tuple[Engine, En
     service = settings.service()
     config, policy, *_ = replace(settings, draft="none").configure()
     plain = Engine(service.engine.target, None, config, policy, settings.limits)
-    return plain, service.engine, Questions(service.encode, options.new_tokens, temperature)
+    return plain, service.engine, Questions(service, options.new_tokens, temperature)
 
 
 def measure(options: argparse.Namespace, temperature: float, plan: str) -> Iterator[tuple[Cell, Round]]:
