@@ -7,16 +7,19 @@
 Both engines of `multidraft serve` run in this process, a turn of one and a turn of the other, without HTTP, and **on
 the same weights**: of two servers, even of two models in one process, one has the faster memory, by up to a twentieth,
 and a machine's speed changes as much within seconds. For each temperature they begin twice: with an empty cache folder
-("fresh", so that the steps that are timed count), and with the plan that the first time has left ("kept"). A round is
-so many clients, who each ask again as soon as they are answered. The ratio is that of all tokens to all seconds, with
-the standard error of the rounds' own ratios. Requests have no seed: a row with one drafts a fixed shape, whatever pays.
+("fresh", so that the steps that are timed count), and with the plan that the first time has left ("kept"). So
+many clients each ask again as soon as they are answered, for 32 to 96 tokens, without a break between rounds. The
+ratio is that of tokens a second, with the standard error of the rounds' own. Requests have no seed: a row with one
+drafts a fixed shape, whatever pays.
 """
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -55,63 +58,71 @@ class Cell(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What both engines made of the same requests: tokens a second."""
+    """What both engines did: tokens, and seconds of their own turns."""
 
-    tokens: int
+    plain_tokens: int
     plain_seconds: float
+    auto_tokens: int
     auto_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as plain decoding."""
+        return (self.auto_tokens / self.auto_seconds) / (self.plain_tokens / self.plain_seconds)
 
 
 class Clients:
-    """So many clients of an engine, who ask again as soon as they are answered."""
+    """So many clients of an engine, who each ask again as soon as they are answered, without end."""
 
-    def __init__(self, engine: Engine, requests: list[Request], count: int):
-        self.engine, self.waiting, self.seconds = engine, requests[::-1], 0.0
-        self.send(count)
+    def __init__(self, engine: Engine, questions: "Questions", first: int, count: int):
+        self.engine, self.questions, self.seconds = engine, questions, 0.0
+        self.numbers, self.tokens_before = itertools.count(first), engine.info.tokens
+        self.ask(count)
 
-    def send(self, count: int) -> None:
-        """Send the next requests, if so many are left."""
-        self.engine.batch.add([self.waiting.pop() for _ in range(min(count, len(self.waiting)))])
+    def ask(self, count: int) -> None:
+        """Send the next requests."""
+        self.engine.batch.add([self.questions.request(next(self.numbers)) for _ in range(count)])
 
     def receive(self, updates: Updates) -> None:
         """What a turn has brought; who is answered asks again."""
         for _, update in updates:
             if update.error is not None:
                 raise update.error
-        self.send(sum(update.end is not None for _, update in updates))
+        self.ask(sum(update.end is not None for _, update in updates))
 
-    def turn(self) -> bool:
-        """A turn of the engine, whose time counts; whether there was anything to do."""
-        is_going = bool(self.engine.batch.requests)
+    @property
+    def tokens(self) -> int:
+        """What the engine has answered them."""
+        return self.engine.info.tokens - self.tokens_before
+
+    def turn(self) -> None:
+        """A turn of the engine, whose time counts."""
+        self.engine.deliver = self.receive
         start = time.perf_counter()
-        if is_going:
-            self.engine.deliver = self.receive
-            self.engine.turn()
+        self.engine.turn()
         self.seconds += time.perf_counter() - start
-        return is_going
+
+    def leave(self) -> None:
+        """Ask no more, and let go of what has been asked."""
+        for request in self.engine.batch.requests:
+            request.cancelled = True
+        self.engine.batch.drop_cancelled()
 
 
 class Questions:
-    """Chats by number, the same for all engines; only the template's beginning is the same in all."""
+    """Chats by number, the same for all engines: only the template's beginning is the same in all; of any length."""
 
     def __init__(self, service: Service, new_tokens: int, temperature: float):
         self.service, self.new_tokens, self.sampling = service, new_tokens, Sampling(temperature=temperature)
         self.texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
 
     def request(self, number: int) -> Request:
-        """A new request with this number."""
+        """A new request with this number: for half to one and a half times the number of tokens."""
         message = {"role": "user", "content": f"[{number}] {self.texts[number % len(self.texts)]}"}
         prompt = self.service.encode_conversation(ChatBody(model=self.service.names[0], messages=[message]))
+        length = random.Random(number).randint(self.new_tokens // 2, 3 * self.new_tokens // 2)
         generator = torch.Generator().manual_seed(number)
-        return Request(prompt, self.new_tokens, sampling=self.sampling, generator=generator)
-
-    def seconds(self, engines: tuple[Engine, ...], numbers: range, clients: int) -> list[float]:
-        """How long each engine takes for these, by turns; who is first changes with every turn."""
-        loads = [Clients(engine, [self.request(number) for number in numbers], clients) for engine in engines]
-        order = [*loads]
-        while any([load.turn() for load in order]):
-            order.reverse()
-        return [load.seconds for load in loads]
+        return Request(prompt, length, sampling=self.sampling, generator=generator)
 
 
 def engines(options: argparse.Namespace, temperature: float) -> tuple[Engine, Engine, Questions]:
@@ -125,23 +136,39 @@ def engines(options: argparse.Namespace, temperature: float) -> tuple[Engine, En
     return plain, service.engine, Questions(service, options.new_tokens, temperature)
 
 
+def rounds_of(both: list[Clients], tokens: int) -> Iterator[Round]:
+    """Let the clients of both engines go on for so many tokens at a time, a turn of one and a turn of the other."""
+    order = [*both]
+    for goal in itertools.count(tokens, tokens):
+        before = [(clients.tokens, clients.seconds) for clients in both]
+        while going := [clients for clients in order if clients.tokens < goal]:
+            for clients in going:
+                clients.turn()
+            order.reverse()
+        plain, auto = (
+            (clients.tokens - so_far[0], clients.seconds - so_far[1])
+            for clients, so_far in zip(both, before, strict=True)
+        )
+        yield Round(*plain, *auto)
+
+
 def measure(options: argparse.Namespace, temperature: float, plan: str) -> Iterator[tuple[Cell, Round]]:
-    """Rounds of all numbers of clients, until all are over or time is up."""
+    """The rounds of all numbers of clients, one number after another, until all are over or time is up."""
     plain, auto, questions = engines(options, temperature)
-    end = time.monotonic() + 60 * options.minutes / (len(options.temperature) * len(PLANS))
+    seconds = 60 * options.minutes / (len(options.temperature) * len(PLANS) * len(options.clients))
     gc.collect()
     gc.freeze()  # as in the server
     with torch.inference_mode():
-        questions.seconds((plain, auto), range(1), 1)
-        first = 1
-        for turn in range(options.rounds):
-            for count in options.clients:
-                numbers = range(first, first + options.requests * count)
-                first = numbers.stop
-                seconds = questions.seconds((plain, auto), numbers, count)
-                yield Cell(temperature, plan, count), Round(len(numbers) * options.new_tokens, *seconds)
-            if turn and time.monotonic() > end:
-                break
+        for place, count in enumerate([1, *options.clients]):  # the first of them is not counted
+            both = [Clients(engine, questions, 10_000 * place, count) for engine in (plain, auto)]
+            end, tokens = time.monotonic() + seconds, count * options.requests * options.new_tokens
+            for number, one in enumerate(rounds_of(both, tokens if place else options.new_tokens), 1):
+                if place:
+                    yield Cell(temperature, plan, count), one
+                if not place or number == options.rounds or time.monotonic() > end:
+                    break
+            for clients in both:
+                clients.leave()
     auto.policy.finish(advise=False)
     gc.unfreeze()
 
@@ -155,18 +182,17 @@ def run(options: argparse.Namespace) -> dict[Cell, list[Round]]:
             for plan in PLANS:
                 for cell, one in measure(options, temperature, plan):
                     cells[cell].append(one)
-                    plain, auto = one.tokens / one.plain_seconds, one.tokens / one.auto_seconds
                     where = f"T = {temperature:g}, {plan} plan, {cell.clients} clients"
-                    print(f"{where}: {plain:.0f} and {auto:.0f} tokens/s, {auto / plain:.3f}", file=sys.stderr)
+                    print(f"{where}: {one.ratio:.3f}", file=sys.stderr)
     return cells
 
 
 def line_of(cell: Cell, rounds: list[Round]) -> dict[str, Any]:
     """One line of the result: both speeds, their ratio, and its standard error."""
-    tokens, plain, auto = (sum(numbers) for numbers in zip(*rounds, strict=True))
-    ratios = [one.plain_seconds / one.auto_seconds for one in rounds]
+    total, ratios = Round(*map(sum, zip(*rounds, strict=True))), [one.ratio for one in rounds]
     error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else None
-    return cell._asdict() | dict(plain=tokens / plain, auto=tokens / auto, ratio=plain / auto, error=error)
+    speeds = dict(plain=total.plain_tokens / total.plain_seconds, auto=total.auto_tokens / total.auto_seconds)
+    return cell._asdict() | speeds | dict(ratio=total.ratio, error=error)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -178,7 +204,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--requests", type=int, default=2, help="of each client in a round")
-    parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", dest="new_tokens", type=int, default=64, help="on the average")
     parser.add_argument("--rounds", type=int, default=4, help="at most")
     parser.add_argument("--minutes", type=float, default=10.0, help="in all; first rounds are always finished")
     parser.add_argument("--threads", type=int, default=len(cores()))

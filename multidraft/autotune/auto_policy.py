@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
+# Where look-ups of one row cannot pay for the others' padding: after so many steps without drafts they are asked seldom.
+IDLE_STEPS, STEPS_PER_LOOKUP = 16, 4
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
@@ -115,7 +117,7 @@ class Auto(Growing):
         self.priced_by: tuple[float | int, ...] = ()  # and the other numbers
         self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
-        self.steps = self.steps_without_drafts = 0
+        self.steps = self.steps_without_drafts = self.idle_steps = 0  # all, and the latest without drafts
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
         self.phase, self.steps_left = Phase.TIMING, 0  # of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
@@ -251,11 +253,17 @@ class Auto(Growing):
     def plan_unseeded(self, trees: list[TokenTree], depth: int) -> Plan:
         """The same for rows without a seed; look-ups are timed where they are likely right."""
         if self.timed_tree is None:
-            return super().plan(trees, depth)
+            return Plan([[]] * len(trees)) if depth == 0 and self.skips_lookups else super().plan(trees, depth)
         plan = self.timed_tree.plan(trees, depth)
         if self.kind != "lookup":
             return plan
         return plan._replace(lookup_only=True, min_certainty=lambda drafting_rows: CERTAINTY_TO_TIME)
+
+    @property
+    def skips_lookups(self) -> bool:
+        """Whether nobody is asked in this step, though look-ups may be: where several rows have to be certain at once."""
+        is_idle = self.idle_steps > IDLE_STEPS and bool(self.idle_steps % STEPS_PER_LOOKUP)
+        return is_idle and not self.asks_model and self.min_certainty(self.rows, 1) == math.inf
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts by node, by the tree in use."""
@@ -283,6 +291,7 @@ class Auto(Growing):
         if work.reads:
             self.prompt_reads = NO_PROMPTS
         self.steps_without_drafts += not work.nodes
+        self.idle_steps = 0 if work.nodes else self.idle_steps + 1
         self.follow_temperature(record)
         self.timing.observe(record, work, self.timed_tree, self.phase is Phase.TIMING)
         if self.costs and rows == self.rows:
