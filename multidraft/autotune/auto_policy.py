@@ -29,6 +29,8 @@ IDLE_STEPS, STEPS_PER_LOOKUP = 16, 4
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
+REST_PER_PROBE = 30.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
+FIRST_PROBE = 2.0  # plain steps, times the square root of the number of rows: what a probe is taken to take
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
@@ -119,6 +121,7 @@ class Auto(Growing):
         self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
         self.steps = self.steps_without_drafts = self.idle_steps = 0  # all, and the latest without drafts
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
+        self.probe_steps = dict[int, float]()  # by the same: plain steps that the last probe took time for
         self.phase, self.steps_left = Phase.TIMING, 0  # of this phase
         self.trees_while_right = 0  # by which a probe may still become longer
         self.prompt_reads = NO_PROMPTS
@@ -197,11 +200,14 @@ class Auto(Growing):
         size = self.rows.bit_length()
         if phase is Phase.PROBING:
             self.steps_left, self.pauses[size] = PROBE_STEPS - 1, min(2 * self.pauses[size], MAX_PAUSE)
-            self.trees_while_right = MAX_TREES_WHILE_RIGHT
+            self.trees_while_right, self.probe_steps[size] = MAX_TREES_WHILE_RIGHT, 0.0
             self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
-            pause = round(self.pauses[size] * (1 + math.log2(self.rows)))  # many rows catch up first
-            self.steps_left = min(pause, MAX_PAUSE) - (event is not Event.OVER)
+            doublings = math.log2(self.rows)
+            pause = min(self.pauses[size] * (1 + doublings), MAX_PAUSE)  # many rows catch up first
+            probe_steps = self.probe_steps.get(size, FIRST_PROBE * math.sqrt(self.rows))
+            pause = round(max(pause, REST_PER_PROBE * doublings * probe_steps))
+            self.steps_left = pause - (event is not Event.OVER)
         if event is Event.OVER and phase is Phase.RESTING:
             self.recent.fade(math.exp(-self.pauses[size] / (8 * MEMORY_NODES)))
             self.learnt_rates = None
@@ -288,6 +294,9 @@ class Auto(Growing):
             self.learnt_rates = None
         if self.is_probing:
             self.extend_probe(record)
+            if self.timing.budget and self.costs:
+                seconds = sum(record.seconds.values()) - record.seconds["measure"]
+                self.probe_steps[self.rows.bit_length()] += seconds / self.costs.plain - 1
         if work.reads:
             self.prompt_reads = NO_PROMPTS
         self.steps_without_drafts += not work.nodes
