@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
-# Where look-ups of one row cannot pay for the others' padding: after so many steps without drafts they are asked seldom.
-IDLE_STEPS, STEPS_PER_LOOKUP = 16, 4
+IDLE_STEPS = 16  # without drafts: after so many, look-ups that are not asked in each step are asked seldom
+STEPS_PER_LOOKUP = 4
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
-REST_PER_PROBE = 30.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
+REST_PER_PROBE = 25.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
 FIRST_PROBE = 2.0  # plain steps, times the square root of the number of rows: what a probe is taken to take
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
@@ -122,7 +122,7 @@ class Auto(Growing):
         self.steps = self.steps_without_drafts = self.idle_steps = 0  # all, and the latest without drafts
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
         self.probe_steps = dict[int, float]()  # by the same: plain steps that the last probe took time for
-        self.phase, self.steps_left = Phase.TIMING, 0  # of this phase
+        self.phase, self.steps_left, self.rested = Phase.TIMING, 0, 0  # steps of a probe; those of a rest so far
         self.trees_while_right = 0  # by which a probe may still become longer
         self.prompt_reads = NO_PROMPTS
         self.tokens = self.seconds = 0.0
@@ -178,7 +178,7 @@ class Auto(Growing):
         if following := TRANSITIONS.get((self.phase, event)):
             self.enter(following, event)
         else:
-            self.steps_left -= 1
+            self.steps_left, self.rested = self.steps_left - 1, self.rested + 1
         self.is_probing = self.phase is Phase.PROBING
         is_new_pair = self.phase is Phase.TIMING
         self.timed_tree = self.timing.first_tree_for(rows) if is_new_pair else self.timing.tree_for(rows, self.steps)
@@ -192,8 +192,17 @@ class Auto(Growing):
             return Event.LOSES
         if self.model_pays and not self.rests:
             return Event.PAYS
-        can_be_over = self.phase is Phase.PROBING or (self.phase is Phase.RESTING and self.can_pay)
-        return Event.OVER if can_be_over and self.steps_left <= 0 else Event.FAILS
+        has_rested = self.phase is Phase.RESTING and self.can_pay and self.rested >= self.rest_steps
+        has_probed = self.phase is Phase.PROBING and self.steps_left <= 0
+        return Event.OVER if has_rested or has_probed else Event.FAILS
+
+    @property
+    def rest_steps(self) -> float | int:
+        """How long so many rows rest; many have to catch up first."""
+        size, doublings = self.rows.bit_length(), math.log2(self.rows)
+        pause = min(self.pauses[size] * (1 + doublings), MAX_PAUSE)
+        probe_steps = self.probe_steps.get(size, FIRST_PROBE * math.sqrt(self.rows))
+        return max(pause, REST_PER_PROBE * doublings * probe_steps)
 
     def enter(self, phase: Phase, event: Event) -> None:
         """Begin a phase: what does not pay rests from this step on, and longer after each probe."""
@@ -203,11 +212,7 @@ class Auto(Growing):
             self.trees_while_right, self.probe_steps[size] = MAX_TREES_WHILE_RIGHT, 0.0
             self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
-            doublings = math.log2(self.rows)
-            pause = min(self.pauses[size] * (1 + doublings), MAX_PAUSE)  # many rows catch up first
-            probe_steps = self.probe_steps.get(size, FIRST_PROBE * math.sqrt(self.rows))
-            pause = round(max(pause, REST_PER_PROBE * doublings * probe_steps))
-            self.steps_left = pause - (event is not Event.OVER)
+            self.rested = int(event is not Event.OVER)
         if event is Event.OVER and phase is Phase.RESTING:
             self.recent.fade(math.exp(-self.pauses[size] / (8 * MEMORY_NODES)))
             self.learnt_rates = None
@@ -267,7 +272,7 @@ class Auto(Growing):
 
     @property
     def skips_lookups(self) -> bool:
-        """Whether nobody is asked in this step, though look-ups may be: where several rows have to be certain at once."""
+        """Whether look-ups are not asked in this step: those of one row alone could not pay for the others' padding."""
         is_idle = self.idle_steps > IDLE_STEPS and bool(self.idle_steps % STEPS_PER_LOOKUP)
         return is_idle and not self.asks_model and self.min_certainty(self.rows, 1) == math.inf
 

@@ -230,7 +230,7 @@ def test_a_model_is_asked_only_where_something_is_drafted(depth: int, first: flo
 def test_a_probe_asks_rows_that_have_room() -> None:
     """The first ones of a server have been there longest; where they were at their ends a probe once asked nobody."""
     policy, asked = Auto(profile(by_rows={16: costs(10.0, 8.0, 0.3)}, true_rates=rates(0.05)), 1.0, budget=1e9), set()
-    for _ in range(400):
+    for _ in range(1200):
         trees = [TokenTree([0], max_depth=0 if row < 4 else 99) for row in range(16)]
         nodes = policy.plan(trees, 0).nodes
         asked |= {tuple(row for row in range(16) if nodes[row])} if policy.phase is Phase.PROBING else set()
@@ -245,6 +245,42 @@ def test_in_a_batch_rows_that_draft_pay_for_those_that_are_filled_up(copying: in
     [record] = records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), LOOKUP, 1, prompts=prompts)
     assert [len(tree) - 1 for tree in record.trees] == [4 * drafts] * copying + [0] * others
     assert work_of(record.trees, "lookup") == Work(0, 0, 4 * drafts)
+
+
+@pytest.mark.parametrize(("rows", "node", "skips"), [(1, 3.0, False), (16, 0.05, False), (16, 3.0, True)])
+def test_look_ups_that_several_rows_have_to_be_certain_of_are_asked_seldom(rows: int, node: float, skips: bool) -> None:
+    """Else every row's would be read in vain in each step; where one row's can pay for all, each step asks."""
+    policy, asked = Auto(profile(by_rows={rows: costs(10.0, 0.0, node)}), 1.0, kind="lookup"), list[int]()
+    for step_number in range(60):
+        policy.idle_steps = step_number % 30  # the 30th step has drafted
+        if any(policy.plan([TokenTree([0])] * rows, 0).nodes):
+            asked.append(step_number)
+    often = [*range(17), 20, 24, 28]
+    assert asked == ([*often, *(30 + number for number in often)] if skips else [*range(60)])
+
+
+@pytest.mark.parametrize(("rows", "probe", "rest"), [(1, 50.0, 32), (16, None, 800), (16, 1.0, 160), (16, 20.0, 2000)])
+def test_many_rows_rest_the_longer_the_more_a_probe_took(rows: int, probe: float | None, rest: int) -> None:
+    """`probe` is in plain steps; while it is not known, it is taken for twice the square root of the rows."""
+    policy, pauses = Auto(profile(by_rows={rows: costs(10.0, 8.0, 0.3)}, true_rates=rates(0.05)), 1.0), list[int]()
+    if probe is not None:
+        policy.probe_steps[rows.bit_length()] = probe
+    for step_number in itertools.count():
+        policy.plan([TokenTree([0])] * rows, 0)
+        if policy.phase is Phase.PROBING:
+            break
+        pauses.append(step_number)
+    assert len(pauses) == pytest.approx(rest, abs=1)
+
+
+def test_many_rows_do_not_end_the_rest_of_few() -> None:
+    """Sixteen clients came behind four that had rested: they were probed at once."""
+    known_profile = profile(by_rows={n: costs(10.0, 8.0, 0.3) for n in (4, 16)}, true_rates=rates(0.05))
+    policy, probed = Auto(known_profile, 1.0), list[int]()
+    for step_number in range(1200):
+        policy.plan([TokenTree([0])] * (4 if step_number < 200 else 16), 0)
+        probed += [step_number] if policy.phase is Phase.PROBING else []
+    assert probed[0] == pytest.approx(800, abs=1)
 
 
 @unchecked

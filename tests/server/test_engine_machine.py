@@ -133,7 +133,7 @@ class Life(RuleBasedStateMachine):
         if isinstance(policy, Moody):
             policy.rests = not policy.rests
         elif isinstance(policy, Auto):
-            policy.steps_left = 0
+            policy.steps_left, policy.rested = 0, 10**6
 
     def teardown(self) -> None:
         """All come to their ends, as alone."""
