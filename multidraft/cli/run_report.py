@@ -90,7 +90,8 @@ class RunReport:
         for name, run in runs.items():
             self.runs[name].append(run)
         for row, prompt in enumerate(prompts):
-            self.add_record(prompt, drafted[0][row], {"plain_text": plain[0][row]} if plain else {})
+            extra: Record = {"finish_reason": drafted[1].finish_reasons[row]}
+            self.add_record(prompt, drafted[0][row], extra | ({"plain_text": plain[0][row]} if plain else {}))
 
     def add_record(self, prompt: "Prompt", text: str, extra: Record) -> None:
         """Add the result of a prompt."""

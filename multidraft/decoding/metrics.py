@@ -51,6 +51,7 @@ class Info:
     predicted_tokens: float = 0.0  # by the plan, over all row passes that it has predicted
     predicted_seconds: float = 0.0
     logprobs: list[list[Logprob]] = field(default_factory=list)  # of every row's tokens, if asked for
+    finish_reasons: list[str | None] = field(default_factory=list)  # by row, as servers say them: "stop", "length"
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))  # wall-clock, by part
     faults: dict[int, RowFault] = field(default_factory=dict)  # by row, of those that could not go on
 

@@ -248,6 +248,7 @@ def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) 
     if is_busy():
         warn_of_spinning()
     info, prompts = batch.info, [request.prompt for request in requests]
+    info.finish_reasons = [None] * len(requests)  # what stays so has been cut by time, a fault or an interruption
     if options.num_logprobs is not None:
         info.logprobs = [request.logprobs for request in requests]
     trace = TraceWriter(options.trace) if options.trace is not None else None
@@ -260,6 +261,7 @@ def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) 
         batch.add(requests)
         while batch.requests and not (time.monotonic() >= ends.deadline and info.tokens):
             for request, update in batch.step(MAX_PROMPT_TOKENS_BESIDE_ROWS if batch.running else math.inf):
+                info.finish_reasons[request.index] = update.end
                 if update.error is not None:
                     info.faults[request.index] = cast(RowFault, update.error)
                 elif update.step is not None:

@@ -408,6 +408,7 @@ def test_a_busy_machine_is_named_in_place_of_ratios(monkeypatch, capsys, busy, c
     monkeypatch.setattr(psutil, "getloadavg", lambda: (1e3 * next(answers), 0.0, 0.0))
     report = RunReport({"tree": "1"}, None)
     info = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 0.5))
+    info.finish_reasons = ["stop"]
     report.add([Prompt(0, "", "", "")], ([""], info), ([""], info) if compares else None, {})
     report.print(as_json=False)
     shown = capsys.readouterr()
@@ -433,7 +434,9 @@ def test_a_busy_machine_is_named_in_place_of_ratios(monkeypatch, capsys, busy, c
 def test_greedy_texts_are_compared_with_plain_decoding(capsys, temperature, draft, texts, said):
     report = RunReport({"tree": "1", "temperature": temperature, "draft": draft}, None)
     info = Info(tokens=9, row_passes=9, draft_steps=9, seconds=dict.fromkeys(TIMED_PARTS, 0.5))
+    info.finish_reasons = ["stop", "length"]
     report.add([Prompt(index, "", "", "") for index in range(2)], (["a", "b"], info), (texts, info), {})
+    assert [record["finish_reason"] for record in report.records] == info.finish_reasons
     report.print(as_json=False)
     shown = capsys.readouterr()
     assert re.findall(r"equal to plain decoding's\s+(\d of \d)", shown.out) == [said] * (said is not None)

@@ -90,6 +90,7 @@ def compared(target: TableModel, draft: TableModel, row: int, length: int, way: 
     assert fault is not None
     assert str(fault).startswith(f"row {row}, position {fault.position}: ")
     assert list(fault.info.faults) == [row]
+    assert fault.info.finish_reasons == [None if other == row else "length" for other in range(3)]
     assert length <= fault.position
     for other in {0, 1, 2} - {row}:
         assert together[other] == alone(other, way)

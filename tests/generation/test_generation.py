@@ -65,13 +65,15 @@ def test_a_seed_repeats_itself_and_another_does_not():
 
 
 def test_end_of_text_stops_a_row_and_others_go_on():
-    free, _ = run(generator=[generator(seed) for seed in range(3)], eos_token_id=[])
+    free, free_info = run(generator=[generator(seed) for seed in range(3)], eos_token_id=[])
     stopped, info = run(generator=[generator(seed) for seed in range(3)], eos_token_id=[3, 4])
     for row, (cut, whole) in enumerate(zip(stopped, free, strict=True)):
         end = next((i + 1 for i, token in enumerate(whole) if token in (3, 4)), len(whole))
         assert cut == whole[:end], row
     assert min(map(len, stopped)) < max(map(len, stopped))
     assert info.tokens == sum(map(len, stopped))
+    assert info.finish_reasons == ["stop" if row[-1] in (3, 4) else "length" for row in stopped]
+    assert free_info.finish_reasons == ["length"] * 3
 
 
 @pytest.mark.parametrize("tree", ["2x2x1", "1x1x1x1x1x1x1x1"])
