@@ -30,6 +30,7 @@ PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 REST_PER_PROBE = 25.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
+MAX_PROBE = 64.0  # plain steps that count of a probe, which may have waited for something else
 FIRST_PROBE = 2.0  # plain steps, times the square root of the number of rows: what a probe is taken to take
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
@@ -80,6 +81,7 @@ TRANSITIONS = {  # where none is named, a phase goes on
     (Phase.RESTING, Event.UNKNOWN): Phase.TIMING,
     (Phase.PROBING, Event.PAYS): Phase.DRAFTING,
     (Phase.PROBING, Event.OVER): Phase.RESTING,  # for a longer pause
+    (Phase.PROBING, Event.LOSES): Phase.RESTING,  # of fewer rows, which may have lost less before
     (Phase.PROBING, Event.UNKNOWN): Phase.TIMING,
 }
 
@@ -122,6 +124,7 @@ class Auto(Growing):
         self.steps = self.steps_without_drafts = self.idle_steps = 0  # all, and the latest without drafts
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
         self.probe_steps = dict[int, float]()  # by the same: plain steps that the last probe took time for
+        self.probed = 0.0  # the same of the probe that goes on
         self.phase, self.steps_left, self.rested = Phase.TIMING, 0, 0  # steps of a probe; those of a rest so far
         self.trees_while_right = 0  # by which a probe may still become longer
         self.prompt_reads = NO_PROMPTS
@@ -207,9 +210,11 @@ class Auto(Growing):
     def enter(self, phase: Phase, event: Event) -> None:
         """Begin a phase: what does not pay rests from this step on, and longer after each probe."""
         size = self.rows.bit_length()
+        if self.phase is Phase.PROBING and event is not Event.UNKNOWN and self.timing.budget:
+            self.probe_steps[size] = min(self.probed, MAX_PROBE)
         if phase is Phase.PROBING:
             self.steps_left, self.pauses[size] = PROBE_STEPS - 1, min(2 * self.pauses[size], MAX_PAUSE)
-            self.trees_while_right, self.probe_steps[size] = MAX_TREES_WHILE_RIGHT, 0.0
+            self.trees_while_right, self.probed = MAX_TREES_WHILE_RIGHT, 0.0
             self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
         elif phase is Phase.RESTING:
             self.rested = int(event is not Event.OVER)
@@ -299,9 +304,9 @@ class Auto(Growing):
             self.learnt_rates = None
         if self.is_probing:
             self.extend_probe(record)
-            if self.timing.budget and self.costs:
+            if self.timing.budget and self.costs and not record.is_first_of_size:
                 seconds = sum(record.seconds.values()) - record.seconds["measure"]
-                self.probe_steps[self.rows.bit_length()] += seconds / self.costs.plain - 1
+                self.probed += seconds / self.costs.plain - 1
         if work.reads:
             self.prompt_reads = NO_PROMPTS
         self.steps_without_drafts += not work.nodes

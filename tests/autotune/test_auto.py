@@ -273,6 +273,51 @@ def test_many_rows_rest_the_longer_the_more_a_probe_took(rows: int, probe: float
     assert len(pauses) == pytest.approx(rest, abs=1)
 
 
+@unchecked
+@pytest.mark.parametrize("others", [4, 32])
+def test_rows_may_come_or_end_in_a_probe(others: int) -> None:
+    """What the probe takes was once booked for the new number of rows, of which there had been no probe: a KeyError."""
+    known_profile = profile(by_rows={rows: costs(10.0, 8.0, 0.3) for rows in (4, 16, 32)}, true_rates=rates(0.05))
+    policy = Auto(known_profile, 1.0, TreeLimits(4, 4), budget=1.0)
+    record = list(records(policy, RIGHT, WRONG, 1, 16))[-1]
+    policy.rested = 10**6
+    for rows in 16, *[others] * 4:
+        policy.plan([TokenTree([0])] * rows, 0)
+        policy.observe(record)
+    assert policy.phase is Phase.RESTING
+    assert set(policy.probe_steps) == {others.bit_length()}
+
+
+def test_a_probe_ends_though_fewer_rows_have_lost_as_many_tokens() -> None:
+    """What many rows may lose before they rest again is more than few may: their probe once went on for ever."""
+    known_profile = profile(by_rows={rows: costs(10.0, 8.0, 0.3) for rows in (4, 16)}, true_rates=rates(0.05))
+    policy = Auto(known_profile, 1.0)
+    policy.plan([TokenTree([0])] * 16, 0)
+    policy.rests, policy.rested = True, 10**6
+    phases = list[Phase]()
+    for step_number in range(30):
+        policy.plan([TokenTree([0])] * (4 if step_number else 16), 0)
+        phases.append(policy.phase)
+    assert phases[0] is Phase.PROBING
+    assert Phase.PROBING not in phases[2:]
+
+
+@unchecked
+@pytest.mark.parametrize(("budget", "seconds", "rest"), [(1e9, 1e9, 6400), (1e9, 200.0, 3800), (0.0, 1e9, 800)])
+def test_a_rest_does_not_last_for_hours_after_a_step_that_did(budget: float, seconds: float, rest: int) -> None:
+    """As of a machine that slept, or compiled. Without a clock the second rest is as long as the first, or longer."""
+    known_profile = profile(by_rows={16: costs(10.0, 8.0, 0.3)}, true_rates=rates(0.05))
+    policy = Auto(known_profile, 1.0, TreeLimits(4, 4), budget=budget)
+    record = list(records(policy, RIGHT, WRONG, 1, 16))[-1]
+    record.seconds = {"measure": 0.0, "target": seconds}
+    policy.rested = 10**6
+    for _ in range(3):
+        policy.plan([TokenTree([0])] * 16, 0)
+        policy.observe(record)
+    assert policy.phase is Phase.RESTING
+    assert policy.rest_steps == pytest.approx(rest)
+
+
 def test_many_rows_do_not_end_the_rest_of_few() -> None:
     """Sixteen clients came behind four that had rested: they were probed at once."""
     known_profile = profile(by_rows={n: costs(10.0, 8.0, 0.3) for n in (4, 16)}, true_rates=rates(0.05))
