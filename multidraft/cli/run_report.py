@@ -109,9 +109,10 @@ class RunReport:
         self.interrupted = True
         if info is not None and any(texts):
             self.info += info
-        for prompt, text in zip(prompts, texts, strict=True):
+        reasons = info.finish_reasons if info is not None else [None] * len(prompts)
+        for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             if text:
-                self.add_record(prompt, text, {"interrupted": True})
+                self.add_record(prompt, text, {"finish_reason": reasons[row], "interrupted": True})
 
     def print(self, as_json: bool) -> None:
         """Print tables, or JSON for scripts."""

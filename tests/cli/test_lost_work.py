@@ -98,6 +98,7 @@ def test_ctrl_c_prints_the_texts_so_far_and_the_report(generate, whole, monkeypa
 def test_a_partial_text_is_kept_during_plain_decoding_too(generate, whole, monkeypatch):
     stop_at(monkeypatch, call=4, tokens=1)  # two warm-ups, then the first prompt with drafts
     records = json.loads(generate("--json", "--compare").stdout)["records"]
+    assert all(record["finish_reason"] is None for record in records)
     assert [(record["id"], record["text"], record["interrupted"]) for record in records] == [
         ("p0", whole[0]["text"], True)
     ]
