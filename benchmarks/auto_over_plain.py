@@ -10,7 +10,7 @@ and a machine's speed changes as much within seconds. For each temperature they 
 ("fresh", so that the steps that are timed count), and with the plan that the first time has left ("kept"). So
 many clients each ask again as soon as they are answered, for 32 to 96 tokens, without a break between rounds. The
 ratio is that of tokens a second, with the standard error of the rounds' own. Requests have no seed: a row with one
-drafts a fixed shape, whatever pays.
+drafts a fixed shape, whatever pays. Answers go on behind an end of text, so that both engines have as much to do.
 """
 
 import argparse
@@ -77,11 +77,19 @@ class Clients:
     def __init__(self, engine: Engine, questions: "Questions", first: int, count: int):
         self.engine, self.questions, self.seconds = engine, questions, 0.0
         self.numbers, self.tokens_before = itertools.count(first), engine.info.tokens
+        self.count, self.ready = count, list[Request]()
+        self.prepare()
         self.ask(count)
+
+    def prepare(self) -> None:
+        """Make the next requests, which takes no time of a turn."""
+        while len(self.ready) < self.count:
+            self.ready.append(self.questions.request(next(self.numbers)))
 
     def ask(self, count: int) -> None:
         """Send the next requests."""
-        self.engine.batch.add([self.questions.request(next(self.numbers)) for _ in range(count)])
+        self.engine.batch.add(self.ready[:count])
+        self.ready = self.ready[count:]
 
     def receive(self, updates: Updates) -> None:
         """What a turn has brought; who is answered asks again."""
@@ -97,6 +105,7 @@ class Clients:
 
     def turn(self) -> None:
         """A turn of the engine, whose time counts."""
+        self.prepare()
         self.engine.deliver = self.receive
         start = time.perf_counter()
         self.engine.turn()
