@@ -64,7 +64,9 @@ POLICIES: dict[str, Callable[[], TreePolicy]] = {
     "auto where drafts pay": lambda: auto(
         profile(by_rows={1: costs(level=0.1), 8: costs(level=0.1)}, true_rates=rates(0.9))
     ),
-    "auto where drafts do not pay": lambda: auto(profile(by_rows={1: costs(1.0, 5.0, 3.0)}, true_rates=rates(0.1))),
+    "auto where drafts do not pay": lambda: auto(
+        profile(by_rows={1: costs(1.0, 0.5, 0.05)}, true_rates=rates(0.1), spent=1.0), budget=1.0
+    ),
     "auto of a new pair": lambda: auto(Profile({}), budget=1e9),
 }
 DRAFTERS: dict[str, Callable] = {
