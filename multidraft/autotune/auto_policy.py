@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
-IDLE_STEPS = 16  # without drafts: after so many, look-ups that are not asked in each step are asked seldom
-STEPS_PER_LOOKUP = 4
+IDLE_STEPS, STEPS_PER_LOOKUP = 16, 4  # after so many without drafts look-ups are asked in one of so many
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
@@ -295,9 +294,9 @@ class Auto(Growing):
             return None
         rows, fade, work = len(record.trees), FADE_PER_STEP, work_of(record.trees, self.kind)
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
-            seconds = sum(record.seconds.values()) - record.seconds["measure"]
-            self.is_surprised = bool(self.timing.budget and work.nodes) and seconds > MAX_SURPRISE * forecast.seconds
-            self.recent_seconds = self.recent_seconds * fade + seconds
+            is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds
+            self.is_surprised = bool(self.timing.budget and work.nodes) and is_slow
+            self.recent_seconds = self.recent_seconds * fade + record.decoding_seconds
             self.recent_forecast = self.recent_forecast * fade + forecast.seconds
         if work is not NO_WORK:
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
@@ -305,8 +304,7 @@ class Auto(Growing):
         if self.is_probing:
             self.extend_probe(record)
             if self.timing.budget and self.costs and not record.is_first_of_size:
-                seconds = sum(record.seconds.values()) - record.seconds["measure"]
-                self.probed += seconds / self.costs.plain - 1
+                self.probed += record.decoding_seconds / self.costs.plain - 1
         if work.reads:
             self.prompt_reads = NO_PROMPTS
         self.steps_without_drafts += not work.nodes

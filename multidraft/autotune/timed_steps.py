@@ -177,6 +177,5 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
     if profile.timed_rows and profile.spent_near(rows) >= budget:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
-    other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
-    profile.add(rows, Timed(*work, draft, target, other_seconds))
-    return draft + target + other_seconds
+    profile.add(rows, Timed(*work, draft, target, record.decoding_seconds - draft - target))
+    return record.decoding_seconds

@@ -108,6 +108,11 @@ class StepRecord:
         return self.targets.trees
 
     @property
+    def decoding_seconds(self) -> float:
+        """Without what comparing acceptance with the optimum took."""
+        return sum(self.seconds.values()) - self.seconds["measure"]
+
+    @property
     def is_catching_up(self) -> bool:
         """Whether the draft model has read, in some row, what it had missed, in place of drafting."""
         return any(tree.backlog > 0 and not tree.read for tree in self.trees)
