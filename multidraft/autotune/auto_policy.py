@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
-IDLE_STEPS, STEPS_PER_LOOKUP = 16, 4  # after so many without drafts look-ups are asked in one of so many
+IDLE_STEPS, STEPS_PER_SAMPLE = 16, 4  # after so many without drafts one of so many is looked at, and asks look-ups
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
-REST_PER_PROBE = 25.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
-MAX_PROBE = 64.0  # plain steps that count of a probe, which may have waited for something else
+REST_PER_PROBE = 100.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
+MAX_PROBE = 16.0  # plain steps that count of a probe, which may have waited for something else
 FIRST_PROBE = 2.0  # plain steps, times the square root of the number of rows: what a probe is taken to take
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
@@ -167,7 +167,7 @@ class Auto(Growing):
         While others are about to join, prices are those of all: drafts that do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
-        is_due = self.steps % STEPS_PER_PRICING == 0  # where nobody is asked, no sooner
+        is_due = self.steps % (STEPS_PER_PRICING * self.steps_per_sample) == 0  # where nobody is asked, no sooner
         if is_due and self.timing.budget:  # also where it is spent: a busy machine's steps are dropped once it is quiet
             self.profile.check_load()
         is_due |= self.is_surprised or self.costs is None
@@ -275,10 +275,15 @@ class Auto(Growing):
         return plan._replace(lookup_only=True, min_certainty=lambda drafting_rows: CERTAINTY_TO_TIME)
 
     @property
+    def steps_per_sample(self) -> int:
+        """Of how many steps one is looked at: of some while nothing has been drafted for long."""
+        return STEPS_PER_SAMPLE if self.idle_steps > IDLE_STEPS else 1
+
+    @property
     def skips_lookups(self) -> bool:
         """Whether look-ups are not asked in this step: those of one row alone could not pay for the others' padding."""
-        is_idle = self.idle_steps > IDLE_STEPS and bool(self.idle_steps % STEPS_PER_LOOKUP)
-        return is_idle and not self.asks_model and self.min_certainty(self.rows, 1) == math.inf
+        is_skipped = self.idle_steps % self.steps_per_sample > 0
+        return is_skipped and not self.asks_model and self.min_certainty(self.rows, 1) == math.inf
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts by node, by the tree in use."""
@@ -292,12 +297,19 @@ class Auto(Growing):
         """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
         if not any(record.scored):
             return None
-        rows, fade, work = len(record.trees), FADE_PER_STEP, work_of(record.trees, self.kind)
+        rows, work = len(record.trees), work_of(record.trees, self.kind)
+        self.steps_without_drafts += not work.nodes
+        self.idle_steps = 0 if work.nodes else self.idle_steps + 1
+        is_as_before = work is NO_WORK and rows == self.rows and self.measured_plain_seconds is not None
+        count = self.steps_per_sample if is_as_before and not self.is_probing else 1
+        if self.idle_steps % count:
+            return None
+        fade = FADE_PER_STEP**count
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds
             self.is_surprised = bool(self.timing.budget and work.nodes) and is_slow
-            self.recent_seconds = self.recent_seconds * fade + record.decoding_seconds
-            self.recent_forecast = self.recent_forecast * fade + forecast.seconds
+            self.recent_seconds = self.recent_seconds * fade + count * record.decoding_seconds
+            self.recent_forecast = self.recent_forecast * fade + count * forecast.seconds
         if work is not NO_WORK:
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
@@ -307,13 +319,11 @@ class Auto(Growing):
                 self.probed += record.decoding_seconds / self.costs.plain - 1
         if work.reads:
             self.prompt_reads = NO_PROMPTS
-        self.steps_without_drafts += not work.nodes
-        self.idle_steps = 0 if work.nodes else self.idle_steps + 1
         self.follow_temperature(record)
         self.timing.observe(record, work, self.timed_tree, self.phase is Phase.TIMING)
         if self.costs and rows == self.rows:
             tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
-            self.tokens, self.seconds = self.tokens * fade + tokens, self.seconds * fade + seconds
+            self.tokens, self.seconds = self.tokens * fade + count * tokens, self.seconds * fade + count * seconds
             if self.phase in (Phase.DRAFTING, Phase.RESTING) and not any(tree.is_seeded for tree in record.trees):
                 plain_tokens = rows * seconds / self.costs.plain
                 self.gained = self.gained * fade + tokens - plain_tokens

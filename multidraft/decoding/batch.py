@@ -136,7 +136,9 @@ class Batch:
         self.concerned, chosen = group, set(group)
         self.waiting = deque(request for request in self.waiting if request not in chosen)
         models = self.target, self.draft
-        self.reading = TargetReading(group, *models, self.width, prefixes, self.scores_last)
+        # Beside running rows prompts need no room for more: it comes as they join.
+        slots = self.width if self.state is None else max(len(request.text) for request in group)
+        self.reading = TargetReading(group, *models, slots, prefixes, self.scores_last)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
         return True
 
@@ -194,8 +196,8 @@ class Batch:
         is_answered = request.phase >= Stage.CATCHING_UP
         is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not is_answered)
         prefix = None if is_whole else self.prefixes.find(request.text[:-1])
-        if prefix is not None and self.draft is not None and self.draft.hidden_layers:  # of the last token on
-            prefix = prefix._replace(length=max(min(prefix.length, prefix.row.drafted) - 1, 0))
+        if prefix is not None and self.draft is not None and self.draft.hidden_layers:
+            prefix = prefix.for_head()
         return prefix if prefix and prefix.length else None
 
     def read(self, budget: float | int) -> int:
@@ -245,12 +247,12 @@ class Batch:
 
     def join_rows(self, reading: DraftReading) -> None:
         """Let rows decode with the running ones."""
-        state = self.state
         if reading.requests:
-            state = reading.state if state is None else extend(state, reading.state)
-        self.state, self.running, self.reading = state, [*self.running, *reading.requests], None
-        for model in state.models if state else ():
-            model.reserve(self.rows_to_come)
+            state = self.state or reading.state
+            for model in state.models:
+                model.reserve(self.rows_to_come, self.width)
+            self.state = extend(state, reading.state) if self.state else state
+        self.running, self.reading = [*self.running, *reading.requests], None
         for request in reading.requests:
             request.phase = Stage.DECODING
 

@@ -52,8 +52,7 @@ class TargetReading:
         self.logits: Tensor | None = None  # behind the last tokens, when these have been read
         layers = () if draft is None else draft.hidden_layers
         self.reused = [prefix.length if prefix else 0 for prefix in prefixes]
-        # A head that reads hidden states gets them from its last token on, which the target therefore reads again.
-        self.drafted = [min(prefix.length + bool(layers), prefix.row.drafted) if prefix else 0 for prefix in prefixes]
+        self.drafted = [prefix.drafted if prefix else 0 for prefix in prefixes]
         self.texts = [request.text for request in requests]
         ends = [len(text) if self.scores_last else -1 for text in self.texts]
         self.unread = [text[start:end] for text, start, end in zip(self.texts, self.reused, ends, strict=True)]
@@ -158,7 +157,7 @@ def rows_of(model: Reader, kept_rows: Sequence[Reader | None], counts: Sequence[
         for row, count in zip(kept_rows, counts, strict=True)
     )
     first = next(readers)
-    first.reserve(len(counts))
+    first.reserve(len(counts), 0)
     for other in readers:  # one is made when the one before has joined: all of them together take twice the memory
         first.extend(other)
     return first

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +32,17 @@ class KeptRow:
 
 
 class KnownPrefix(NamedTuple):
-    """The first `length` tokens of a prompt, which a kept row has in its caches."""
+    """What a kept row has of a prompt: `length` tokens for the target, `drafted` for the draft model."""
 
     row: KeptRow
     length: int
+    drafted: int
+
+    def for_head(self) -> "KnownPrefix":
+        """The same for a head: where it does not hold the state at the last token, the target reads that one again."""
+        draft, length = self.row.draft, self.drafted
+        is_held = draft is not None and length > 0 and draft.observed_state(0, length - 1) is not None
+        return self._replace(length=max(length - (not is_held), 0))
 
 
 class PrefixCache:
@@ -60,8 +68,8 @@ class PrefixCache:
     def find(self, prompt: list[int]) -> KnownPrefix | None:
         """The longest prefix of a prompt that a row has."""
         text = np.array(prompt, np.int64)
-        lengths = [common(row.text, text) for row in self.rows]
-        return KnownPrefix(self.rows[lengths.index(max(lengths))], max(lengths)) if any(lengths) else None
+        length, row = max(((common(row.text, text), row) for row in self.rows), key=itemgetter(0), default=(0, None))
+        return KnownPrefix(row, length, min(length, row.drafted)) if row and length else None
 
     def use(self, used_rows: Collection[KeptRow]) -> None:
         """Note that rows are used; let no others make passes longer, and forget one for which that fails."""

@@ -72,13 +72,17 @@ class DrafterGroup(Reader):
                 is_all = places == [*range(len(self.hidden_layers))]  # else each row is copied
                 drafter.observe(states if is_all else [row[:, places] for row in states])
 
+    def observed_state(self, row: int, token: int) -> Float[Tensor, "1 layers width"] | None:
+        heads = [drafter for drafter in self.drafters if drafter.hidden_layers]
+        return heads[0].observed_state(row, token) if len(heads) == 1 else None  # two may have observed unlike layers
+
     def _commit(self, paths: Lists) -> None:
         for drafter in self.drafters:
             drafter.commit(paths)
 
-    def reserve(self, rows: int) -> None:
+    def reserve(self, rows: int, capacity: int) -> None:
         for drafter in self.drafters:
-            drafter.reserve(rows)
+            drafter.reserve(rows, capacity)
 
     def set_aside(self) -> None:
         for drafter in self.drafters:

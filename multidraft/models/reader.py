@@ -117,15 +117,19 @@ class Reader(ABC):
         """Take the target's states of `hidden_layers` for each row's next kept tokens, each once and in their order.
 
         A drafter may read a token after it has observed the states of all tokens before. The fork of a row observes
-        from its last token on.
+        from its last token on, or behind it if `observed_state` told that one.
         """
         raise AdviceError(f"a {type(self).__name__} observes no hidden states; do not give it any")
+
+    def observed_state(self, row: int, token: int) -> Float[Tensor, "1 layers width"] | None:
+        """The target's state at a kept token of a row, if it is still held as it was observed."""
+        return None
 
     def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:  # noqa: B027
         """Let new rows that look up drafts copy from a corpus each too, but not their forks: the owner may differ."""
 
-    def reserve(self, rows: int) -> None:  # noqa: B027
-        """Make room for so many rows, before they come by `extend`: all at once is faster than one by one."""
+    def reserve(self, rows: int, capacity: int) -> None:  # noqa: B027
+        """Make room for so many rows and slots, before they come by `extend`: at once is faster than one by one."""
 
     def set_aside(self) -> None:  # noqa: B027
         """Hold the rows where passes over others' take no longer for them; they are only forked from now on."""
@@ -236,6 +240,8 @@ class Reader(ABC):
             raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
         fork = self.new(capacity)
         self.copy_to(fork, row, length)
+        if (state := self.observed_state(row, length - 1)) is not None:
+            fork.observe([state])
         return fork
 
     @final

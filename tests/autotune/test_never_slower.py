@@ -121,7 +121,7 @@ def test_it_drafts_again_when_that_pays_again(rows: int, kind: str) -> None:
     late = constant_model(lambda length: CERTAIN_TOKEN.roll(1) if length < 40 else CERTAIN_TOKEN)
     draft = late if kind == "pass" else mixture(late)
     policy = auto(rows, CHEAP, draft)
-    policy.probe_steps[rows.bit_length()] = 1.0  # a probe takes little
+    policy.probe_steps[rows.bit_length()] = 0.25  # a probe takes little
     step_records = list(records(policy, RIGHT, draft, 160 if rows < 16 else 400, rows))
     assert num_accepted(step_records[-20:]) > 20 * rows
 

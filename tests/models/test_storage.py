@@ -63,7 +63,7 @@ class Fake:
 
     def extend(self, other: "Fake", rows: list[int], length: int = 99) -> None:
         texts = [other.rows[row][:length] for row in rows]
-        self.cache.extend(other.cache, rows, [len(text) for text in texts])
+        self.cache.extend(other.cache, min(rows, default=0), [len(text) for text in texts])
         self.rows, self.pending = self.rows + texts, self.pending + [[] for _ in rows]
 
     def holds(self) -> bool:
@@ -158,7 +158,8 @@ def test_rows_are_held_while_blocks_grow_and_rows_come_and_go(shapes: list[Shape
     assert memory(part) == memory(written(shapes))
     late = Fake(shapes, [])
     late.extend(fake, [0, 1])
-    late.extend(part, [0, 0])
+    late.extend(part, [0])
+    late.extend(part, [0])
     late.extend(fake, [])
     late.write([[70 + row + 10 * token for token in range(12)] for row in range(4)])
     late.commit([12, 0, 1, 2])

@@ -219,7 +219,7 @@ class TooLong(PrefixCache):
 
     def find(self, prompt: list[int]) -> KnownPrefix | None:
         prefix = super().find(prompt)
-        return prefix and prefix._replace(length=prefix.length + 1)
+        return prefix and prefix._replace(length=prefix.length + 1, drafted=prefix.drafted + 1)
 
 
 def test_the_comparison_catches_what_is_reused_beyond_it(engine):
@@ -288,7 +288,7 @@ def test_the_least_recently_used_leaves_first():
     prefixes = PrefixCache()
     for row in (first, second, third):
         prefixes.put(row)
-    assert prefixes.find([1, 2, 4, 4]) == (first, 2)
+    assert prefixes.find([1, 2, 4, 4]) == KnownPrefix(first, 2, 0)
     assert prefixes.find([4]) is None
     assert prefixes.rows == [first, second, third]  # looking changes nothing
     prefixes.use([first])

@@ -133,6 +133,15 @@ class Head(Reader):
         if any(row.memory.unfused_count > MAX_UNFUSED for row in self.rows):
             self.fuse()
 
+    def observed_state(self, row: int, token: int) -> Float[Tensor, "1 layers width"] | None:
+        observed = self.rows[row].memory
+        place = token - (observed.count - 1 - observed.unfused_count)  # among those that wait
+        for part in observed.unfused if place >= 0 else ():
+            if place < len(part):
+                return part[place : place + 1].clone()  # of what may be a whole pass
+            place -= len(part)
+        return None
+
     def fuse(self) -> None:
         """Make one state of those of several layers; while no drafts are asked for, that is put off."""
         rows = [row.memory for row in self.rows if row.memory.unfused]
@@ -184,8 +193,8 @@ class Head(Reader):
         """Let go of what was read of the tree, but for what the module remembers of these paths."""
 
     @torch.inference_mode()
-    def reserve(self, rows: int) -> None:
-        self.cache.storage.reserve(rows, 0)
+    def reserve(self, rows: int, capacity: int) -> None:
+        self.cache.storage.reserve(rows, capacity)
 
     @torch.inference_mode()
     def _gather(self, rows: list[int]) -> None:
@@ -197,12 +206,12 @@ class Head(Reader):
 
     @torch.inference_mode()
     def _extend(self, other: "Head") -> None:
-        self.cache.extend(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
+        self.cache.extend(other.cache, 0, other.cache.lengths)
 
     @torch.inference_mode()
     def _fork(self, fork: "Head", row: int, length: int) -> None:
         fork.view = self.view
-        fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
+        fork.cache.extend(self.cache, row, [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
         held = max(length - old.used_count, 0)
         states, waiting = old.states[:held], max(held - len(old.states), 0)

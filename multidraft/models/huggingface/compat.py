@@ -6,7 +6,7 @@ alone; versions are 4.57 to the newest.
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel, __version__
 from multidraft.errors import AdviceError
 from multidraft.models.vocabularies import Vocabulary
 
+KEEPS_SOME = Version(__version__) >= Version("5.24")  # whether of hidden states only those asked for take memory
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED_KINDS = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
 MEMORIES = "past_key_values", "cache_params", "cache"  # what models call what they remember: from 5.24 on the last
@@ -44,6 +45,11 @@ PARAMETERS: WeakKeyDictionary[Callable, tuple[frozenset[str], bool]] = WeakKeyDi
 def text_config(model: PreTrainedModel) -> PretrainedConfig:
     """The settings of the decoder, where a model has others beside it."""
     return model.config.get_text_config(decoder=True)
+
+
+def recorded_layers(layers: Sequence[int]) -> list[int] | bool:
+    """What `output_hidden_states` should be for these: before 5.24, what a list of them means differs by release."""
+    return list(layers) if KEEPS_SOME else True
 
 
 def vocabulary_of(model: PreTrainedModel) -> Vocabulary:

@@ -155,12 +155,11 @@ class DeltaLayer(LinearAttentionLayer):
         self.pending = self.pending and Pending(*(tensor[rows] for tensor in self.pending))
         self.inputs = None if self.inputs is None else self.inputs[rows]
 
-    def extend(self, other: "DeltaLayer", rows: list[int], held: int) -> None:
+    def extend(self, other: "DeltaLayer", rows: slice, held: int) -> None:
         """Put rows of another cache below the rows held; either may have read nothing."""
         if like := self.kept or other.kept:
             kept = self.kept or [tensor.new_zeros(held, *tensor.shape[1:]) for tensor in like]
-            size = max(rows, default=-1) + 1
-            added = other.kept or [tensor.new_zeros(size, *tensor.shape[1:]) for tensor in like]
+            added = other.kept or [tensor.new_zeros(rows.stop, *tensor.shape[1:]) for tensor in like]
             self.kept = Kept(*(torch.cat([old, new[rows]]) for old, new in zip(kept, added, strict=True)))
 
 

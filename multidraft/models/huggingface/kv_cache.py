@@ -319,9 +319,13 @@ class TreeCache:
         elif self.holes is not None:
             self.holes = self.holes[rows]
 
-    def extend(self, other: "TreeCache", rows: list[int], lengths: list[int]) -> None:
-        """Put copies of the first kept tokens of another cache's rows below; nothing may be pending here."""
-        self.storage.reserve(len(self.lengths) + len(rows), 0)  # also for rows that have read nothing
+    def extend(self, other: "TreeCache", first: int, lengths: list[int]) -> None:
+        """Put copies of the first kept tokens of another cache's rows below, from its row `first` on.
+
+        Nothing may be pending here.
+        """
+        rows = slice(first, first + len(lengths))
+        self.storage.reserve(len(self.lengths) + len(lengths), 0)  # also for rows that have read nothing
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.block and any(lengths):
                 layer.write(len(self.lengths), 0, [buffer[rows, :, : max(lengths)] for buffer in source.buffers])

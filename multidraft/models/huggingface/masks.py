@@ -142,8 +142,7 @@ class CausalLM(HuggingFaceReader):
             use_cache=True,
             **{self.memory_name: self.cache.cache},
             **({} if everything else self.last_logits),
-            # Of all layers: what a list of some would count differs between releases of transformers.
-            **({"output_hidden_states": True} if self.output_layers else {}),
+            **({"output_hidden_states": compat.recorded_layers(self.output_layers)} if self.output_layers else {}),
         )
         if self.output_layers:
             self.check_states(len(output.hidden_states))
@@ -195,8 +194,9 @@ class CausalLM(HuggingFaceReader):
         return [lines[: len(row)] if in_order else take(lines, row) for lines, row in pairs]
 
     @torch.inference_mode()
-    def reserve(self, rows: int) -> None:
-        self.cache.storage.reserve(rows, 0)
+    def reserve(self, rows: int, capacity: int) -> None:
+        self.capacity = max(self.capacity, capacity)
+        self.cache.storage.reserve(rows, capacity)
 
     @torch.inference_mode()
     def _gather(self, rows: list[int]) -> None:
@@ -205,7 +205,7 @@ class CausalLM(HuggingFaceReader):
 
     @torch.inference_mode()
     def _extend(self, other: "CausalLM") -> None:
-        self.cache.extend(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
+        self.cache.extend(other.cache, 0, other.cache.lengths)
 
     @torch.inference_mode()
     def _fork(self, fork: "CausalLM", row: int, length: int) -> None:
@@ -213,7 +213,7 @@ class CausalLM(HuggingFaceReader):
         if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone
             fork.read_again()
         else:
-            fork.cache.extend(self.cache, [row], [length])
+            fork.cache.extend(self.cache, row, [length])
 
 
 @torch.inference_mode()

@@ -96,9 +96,12 @@ def test_rows_join_and_parts_go_on(name):
     reader.commit([[0, 2, 3]])  # two of them are to be read again
     reader.extend(other)
     texts = [[*TEXTS[0], 9, 1, 6], TEXTS[2]]
+    expected = states_of(tiny_model("llama"), texts[0], reader.hidden_layers)
     for length in (2, 4, 6, 7, 8):
-        part = reader.fork(0, length, 64)
-        observe_texts(part, [texts[0][:-1]], [length - 1])
+        part, state = reader.fork(0, length, 64), reader.observed_state(0, length - 1)
+        if is_held := length >= len(TEXTS[0]):  # else it has been used
+            torch.testing.assert_close(state[0], expected[length - 1], **CLOSE)
+        observe_texts(part, [texts[0][:-1]], [length - 1 + is_held])
         later_tokens = texts[0][length:-1]
         part.forward([later_tokens], [list(range(-1, len(later_tokens) - 1))], "none")
         part.commit([list(range(len(later_tokens)))])
