@@ -167,7 +167,8 @@ class Auto(Growing):
         While others are about to join, prices are those of all: drafts that do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
-        is_due = self.steps % (STEPS_PER_PRICING * self.steps_per_sample) == 0  # where nobody is asked, no sooner
+        samples = self.steps_per_sample if priced_rows == self.rows else 1
+        is_due = self.steps % (STEPS_PER_PRICING * samples) == 0  # where nobody is asked, no sooner
         if is_due and self.timing.budget:  # also where it is spent: a busy machine's steps are dropped once it is quiet
             self.profile.check_load()
         is_due |= self.is_surprised or self.costs is None
@@ -298,12 +299,13 @@ class Auto(Growing):
         if not any(record.scored):
             return None
         rows, work = len(record.trees), work_of(record.trees, self.kind)
+        is_settled = self.measured_plain_seconds is not None and rows == self.rows
+        count = self.steps_per_sample if is_settled and work is NO_WORK and not self.is_probing else 1
+        is_skipped = self.idle_steps % count > 0
         self.steps_without_drafts += not work.nodes
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
-        is_as_before = work is NO_WORK and rows == self.rows and self.measured_plain_seconds is not None
-        count = self.steps_per_sample if is_as_before and not self.is_probing else 1
-        if self.idle_steps % count:
-            return None
+        if is_skipped:
+            return StepForecast(sum(record.scored), self.measured_plain_seconds or 0.0)
         fade = FADE_PER_STEP**count
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds

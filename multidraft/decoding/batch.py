@@ -136,9 +136,8 @@ class Batch:
         self.concerned, chosen = group, set(group)
         self.waiting = deque(request for request in self.waiting if request not in chosen)
         models = self.target, self.draft
-        # Beside running rows prompts need no room for more: it comes as they join.
-        slots = self.width if self.state is None else max(len(request.text) for request in group)
-        self.reading = TargetReading(group, *models, slots, prefixes, self.scores_last)
+        slots = self.width if self.state is None else 0  # beside running rows none but what prompts take: they move
+        self.reading = TargetReading(group, *models, self.width, prefixes, self.scores_last, slots)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
         return True
 
@@ -250,7 +249,7 @@ class Batch:
         if reading.requests:
             state = self.state or reading.state
             for model in state.models:
-                model.reserve(self.rows_to_come, self.width)
+                model.reserve(self.rows_to_come, 0)
             self.state = extend(state, reading.state) if self.state else state
         self.running, self.reading = [*self.running, *reading.requests], None
         for request in reading.requests:

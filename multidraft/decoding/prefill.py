@@ -43,6 +43,7 @@ class TargetReading:
         capacity: int,
         prefixes: Sequence[KnownPrefix | None] = (),
         scores_last: bool = False,
+        slots: int = 0,
     ):
         self.requests, prefixes = requests, prefixes or [None] * len(requests)
         self.is_repeated = requests[0].phase >= Stage.CATCHING_UP
@@ -62,9 +63,10 @@ class TargetReading:
         targets = [row.target if row else None for row in kept_rows]
         drafts = [row.draft if row else None for row in kept_rows]
         target = target.with_hidden_states(layers) if layers else target
-        self.target = rows_of(target, targets, self.reused, capacity)
+        slots = max(slots, *map(len, self.texts))
+        self.target = rows_of(target, targets, self.reused, capacity, slots)
         check_tokens(requests, self.target.vocabulary)
-        self.draft = None if draft is None else rows_of(draft, drafts, self.drafted, capacity)
+        self.draft = None if draft is None else rows_of(draft, drafts, self.drafted, capacity, slots)
         if self.draft is not None:
             self.draft.add_corpora([request.corpus for request in requests])
 
@@ -146,18 +148,21 @@ class DraftReading:
             self.state = gather(self.state, staying)
 
 
-def rows_of(model: Reader, kept_rows: Sequence[Reader | None], counts: Sequence[int], capacity: int) -> Reader:
-    """A new reader of as many rows, each with so many tokens of a kept one, if any."""
+def rows_of(
+    model: Reader, kept_rows: Sequence[Reader | None], counts: Sequence[int], capacity: int, slots: int = 0
+) -> Reader:
+    """A new reader of as many rows, each with so many tokens of a kept one, if any; room for `slots` is made now."""
     if not any(counts):
         reader = model.new(capacity)
         reader.begin(len(counts))
+        reader.reserve(len(counts), slots)
         return reader
     readers = (
-        row.fork(0, count, capacity) if row and count else rows_of(model, [None], [0], capacity)
+        row.fork(0, count, capacity) if row and count else rows_of(model, [None], [0], capacity, slots)
         for row, count in zip(kept_rows, counts, strict=True)
     )
     first = next(readers)
-    first.reserve(len(counts), 0)
+    first.reserve(len(counts), slots)
     for other in readers:  # one is made when the one before has joined: all of them together take twice the memory
         first.extend(other)
     return first
@@ -173,7 +178,7 @@ def read_whole(
 ) -> State:
     """The state of requests before their first step: all prompts have been read, side by side."""
     capacity = max(request.longest for request in requests) + policy.limits.slack
-    reading = TargetReading(requests, target, draft, capacity, scores_last=scores_last)
+    reading = TargetReading(requests, target, draft, capacity, scores_last=scores_last, slots=capacity)
     reading.advance(math.inf)
     while not reading.is_over:
         reading.advance(math.inf)

@@ -129,7 +129,7 @@ class Reader(ABC):
         """Let new rows that look up drafts copy from a corpus each too, but not their forks: the owner may differ."""
 
     def reserve(self, rows: int, capacity: int) -> None:  # noqa: B027
-        """Make room for so many rows and slots, before they come by `extend`: at once is faster than one by one."""
+        """Make room for so many rows, which come by `extend`, and slots: at once is faster than one by one."""
 
     def set_aside(self) -> None:  # noqa: B027
         """Hold the rows where passes over others' take no longer for them; they are only forked from now on."""

@@ -22,7 +22,7 @@ from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.autotune.timed_steps import work_of
-from multidraft.decoding.policy import Plan, PromptReads, TreePolicy
+from multidraft.decoding.policy import Plan, PromptReads, StepForecast, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import TokenTree
@@ -334,6 +334,15 @@ def test_a_draft_that_is_never_right_is_given_up_and_probed_with_growing_pauses(
     assert num_accepted(step_records) == 0
     assert 1 <= num_steps_with_drafts(step_records[:200]) <= 70
     assert num_steps_with_drafts(step_records[200:]) <= 30
+
+
+@unchecked
+@pytest.mark.parametrize("rows", [1, 8])
+def test_every_step_of_a_rest_is_forecast_though_few_are_looked_at(rows: int) -> None:
+    policy = Auto(profile(by_rows={rows: costs(10.0, 8.0, 0.3)}, true_rates=rates(0.05)), 1.0)
+    forecasts = [record.forecast for record in records(policy, RIGHT, WRONG, 31, rows)]
+    assert forecasts == [StepForecast(rows, 10.0)] * 31
+    assert policy.idle_steps == 31
 
 
 @unchecked

@@ -201,6 +201,19 @@ def test_the_next_turn_reads_only_what_is_new_though_a_head_was_never_asked(asks
     assert batch.reused_tokens == len(turn) + len(answer) - 1  # the last token is in no cache
 
 
+def test_a_prompt_beside_running_rows_takes_no_room_for_new_tokens() -> None:
+    batch, slots = Batch(as_reader(tiny_model("llama")), None, *WAY), list[int]()
+    for prompt in [1, 2, 3, 4], [5, 6, 7, 8, 9, 1]:
+        batch.add([Request(prompt, 30)])
+        batch.step(prompt_budget=2)
+        slots.append(batch.reading.target.cache.storage.capacity)
+        batch.step()
+        batch.step()
+    assert slots == [4 + 30 + batch.slack, 6]
+    assert len(batch.running) == 2
+    assert batch.state.target.cache.storage.capacity == slots[0]
+
+
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_what_look_ups_read_takes_nothing_of_a_turns_budget(looks_up: bool) -> None:
     target, draft = tables()

@@ -24,7 +24,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.models.door import as_reader
-from multidraft.models.huggingface import fixed_steps
+from multidraft.models.huggingface import fixed_steps, masks
 from multidraft.models.huggingface.fixed_steps import BufferPool, CapturedStep
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.masks import CausalLM
@@ -184,6 +184,13 @@ def test_a_room_grows_with_its_batch_and_forgets_what_was_recorded():
 
 
 @pytest.mark.usefixtures("as_written")
+def test_prompts_take_no_room_that_their_batch_has_in_its_own():
+    reader = CausalLM(tiny_model("llama"), 5000, fixed_shapes=True)
+    reader.begin(2)
+    reader.reserve(2, 5000)
+    assert reader.cache.storage.capacity == masks.MAX_PROMPT_SLOTS < 5000
+
+
 def test_rows_that_leave_take_nothing_of_the_room_with_them():
     run = session(tiny_model("llama"))
     assert run.step(3) < TOLERANCE

@@ -124,12 +124,13 @@ class Head(Reader):
     def observe(self, states: HiddenStates) -> None:
         self.begin(len(states))
         for row, new in zip(self.rows, states, strict=True):
-            observed = row.memory
-            if self.context is not None and observed.count + len(new) > self.context:  # beyond it nothing is read
+            observed, count = row.memory, new.shape[0]  # `len` of a tensor takes ten times as long
+            if self.context is not None and observed.count + count > self.context:  # beyond it nothing is read
                 new = new[: max(self.context - observed.count, 0)]
-            if len(new):
+                count = new.shape[0]
+            if count:
                 observed.unfused = [*observed.unfused, new]
-                observed.unfused_count, observed.count = observed.unfused_count + len(new), observed.count + len(new)
+                observed.unfused_count, observed.count = observed.unfused_count + count, observed.count + count
         if any(row.memory.unfused_count > MAX_UNFUSED for row in self.rows):
             self.fuse()
 
@@ -213,10 +214,11 @@ class Head(Reader):
         fork.view = self.view
         fork.cache.extend(self.cache, row, [min(length - 1, self.cache.lengths[row])])
         old = self.rows[row].memory
-        held = max(length - old.used_count, 0)
+        count = min(length, old.count)  # of a text longer than its context not all are read
+        held = max(count - old.used_count, 0)
         states, waiting = old.states[:held], max(held - len(old.states), 0)
         unfused = [torch.cat([*old.unfused])[:waiting]] if waiting else []  # a copy: they are parts of whole passes
-        fork.rows[0].memory = Observed(states, unfused, waiting, length, min(length, old.settled))
+        fork.rows[0].memory = Observed(states, unfused, waiting, count, min(count, old.settled))
 
 
 class Slots:

@@ -167,6 +167,7 @@ class BufferPool(Storage):
 
     def __init__(self, layers: int, rows: int, capacity: int):
         super().__init__(layers, bucket(rows), whole_slots(capacity) + SPARE_SLOTS)
+        self.capacity = self.planned
         self.captured_steps: dict[Size, CapturedStep] = {}
         self.holder: ReferenceType[TreeCache] | None = None
         # Recorded steps share memory, because they run one after another.

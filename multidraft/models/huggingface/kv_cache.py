@@ -94,8 +94,8 @@ class Storage:
 
     shrink_ratio: float = 4  # blocks with so many times the rows of the batch are made smaller
 
-    def __init__(self, layers: int, rows: int, capacity: int):
-        self.layers, self.rows, self.capacity = layers, rows, capacity
+    def __init__(self, layers: int, rows: int, planned: int):
+        self.layers, self.rows, self.capacity, self.planned = layers, rows, 0, planned  # slots: now, and in the end
         self.blocks: list[Block] = []
 
     def place(self, keys: Tensor, values: Tensor) -> tuple[int, Block]:
@@ -112,14 +112,19 @@ class Storage:
         return block.taken - 1, block
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """Make room for so many rows and slots, and for some more where there is not enough."""
+        """Make room for so many rows, and some more where there is not enough, and for so many slots."""
         if rows > self.rows:
             self.rows = max(rows, self.rows + self.rows // 4)
-        if capacity > self.capacity:
-            self.capacity = max(capacity, self.capacity + self.capacity // 4)
+        self.capacity = max(self.capacity, capacity)
         for block in self.blocks:
             if block.size != (self.rows, self.capacity):
                 block.resize(self.rows, self.capacity)
+
+    def grow(self, rows: int, end: int) -> None:
+        """Make room up to this slot: at first no more, and once that is too little for all that is planned."""
+        if end > self.capacity and self.blocks:
+            end = max(end, self.planned, self.capacity + self.capacity // 4)
+        self.reserve(rows, end)
 
     def gather(self, rows: list[int], end: int) -> None:
         """Go on with the first slots of these rows only; rows whose number changes are copied."""
@@ -151,7 +156,7 @@ class BufferLayer(DynamicLayer):
         rows, end = row + count, start + new
         held = self.block.size if self.block else (0, 0)
         if rows > held[0] or end > held[1]:
-            self.storage.reserve(rows, end)
+            self.storage.grow(rows, end)
         if self.block is None:
             self.dtype, self.device, self.is_initialized = states[0].dtype, states[0].device, True
             # The block comes last, because it says whether there are buffers: an interruption loses nothing.

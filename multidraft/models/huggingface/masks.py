@@ -190,13 +190,14 @@ class CausalLM(HuggingFaceReader):
         states, self.pending_states = pending[0] if len(pending) == 1 else torch.cat(pending, 1), []
         slots = [[row[node] for node in path] for row, path in zip(all_slots, paths, strict=True)]
         in_order = all(row == [*range(len(row))] for row in slots)  # as where nothing was drafted
-        pairs = zip(states, slots, strict=True)
-        return [lines[: len(row)] if in_order else take(lines, row) for lines, row in pairs]
+        width, pairs = states.shape[1], zip(states, slots, strict=True)
+        return [
+            lines if len(row) == width else lines[: len(row)] if in_order else take(lines, row) for lines, row in pairs
+        ]
 
     @torch.inference_mode()
     def reserve(self, rows: int, capacity: int) -> None:
-        self.capacity = max(self.capacity, capacity)
-        self.cache.storage.reserve(rows, capacity)
+        self.cache.storage.reserve(rows, min(capacity, MAX_PROMPT_SLOTS) if self.is_fixed else capacity)
 
     @torch.inference_mode()
     def _gather(self, rows: list[int]) -> None:

@@ -110,6 +110,18 @@ def test_rows_join_and_parts_go_on(name):
 
 
 @torch.no_grad()
+def test_a_row_goes_on_elsewhere_behind_its_heads_context():
+    """A step has begun within it, and has led beyond."""
+    head, text = prompted("eagle3", [TEXTS[0][:4]]), TEXTS[0]
+    head.context = 4
+    head.forward([[text[3]]], [[-1]])
+    head.forward([text[4:]], [[0, 1]])
+    observe_texts(head, [text], [3])
+    head.commit([[0, 1, 2]])
+    assert head.fork(0, len(text), 8).rows[0].memory.count == 4
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
 def test_what_comes_late_is_read_at_once(name):
     """A root with its tree in one pass, and a row that is asked when another has come further."""
