@@ -295,7 +295,10 @@ class Auto(Growing):
         return [next(fixed if tree.is_seeded else others) for tree in trees]
 
     def observe(self, record: "StepRecord") -> StepForecast | None:
-        """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
+        """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts.
+
+        Of quiet steps one stands for those before it that were skipped.
+        """
         if not any(record.scored):
             return None
         rows, work = len(record.trees), work_of(record.trees, self.kind)

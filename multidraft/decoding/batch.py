@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from multidraft.decoding.logprobs import add_logprobs
 from multidraft.decoding.metrics import Info, measured_acceptance
 from multidraft.decoding.policy import PolicyLimits, PromptReads, TreePolicy
-from multidraft.decoding.prefill import DraftReading, TargetReading, read, similar
+from multidraft.decoding.prefill import DraftReading, TargetReading, similar
 from multidraft.decoding.prefix_cache import KeptRow, KnownPrefix, PrefixCache
 from multidraft.decoding.record import Clock, StepRecord
 from multidraft.decoding.request import Request, Stage, Step, Update
@@ -336,7 +336,7 @@ class Batch:
         self.prefixes.shrink(room - len(tokens), self.max_kept_rows - 1)
         try:
             if row.unread and state.draft is not None and state.draft.cost != "pass":  # then reading costs nothing
-                read(state.draft, [row.unread if row is other else [] for other in state.rows], "none")
+                state.draft.keep(index, row.unread)
                 row.unread = []
             drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
             target = state.target.fork(index, len(tokens), len(tokens))

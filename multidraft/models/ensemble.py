@@ -197,6 +197,10 @@ class LookupThenModel(DrafterGroup):
             asked += [(index, i, nodes[i]) for i, yes in enumerate(readable) if yes and sure[i] < MIN_CERTAINTY]
         return Scores(*self.mix_laws(copied.by_token(), asked)) if asked else copied
 
+    def keep(self, row: int, tokens: list[int]) -> None:
+        self.rows[row].kept += tokens
+        self.copied.keep(row, tokens)
+
     def _look_up(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
         return self.copied.forward(tokens, parents, scored)
 

@@ -92,6 +92,9 @@ class CountingReader(PrefixModel):
             history.read([*state.kept[start:], *self.encode(unread[max(start - kept, 0) :])], start)
         return history
 
+    def keep(self, row: int, tokens: list[int]) -> None:
+        self.rows[row].kept += self.encode(tokens)
+
     def certainty(self, row: int, unread: list[int]) -> float | None:
         self.read(row, unread)
         return max(self.next_token(row, (*self.last_kept(self.rows[row]), *self.encode(unread))).values())

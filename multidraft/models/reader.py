@@ -125,6 +125,12 @@ class Reader(ABC):
         """The target's state at a kept token of a row, if it is still held as it was observed."""
         return None
 
+    def keep(self, row: int, tokens: list[int]) -> None:
+        """Append tokens to the kept ones of one row; a drafter that looks up reads them where it is asked."""
+        pieces = [tokens if other == row else [] for other in range(len(self.rows))]
+        self.forward(pieces, [chain_parents(len(piece)) for piece in pieces], "none")
+        self.commit([[*range(len(piece))] for piece in pieces])
+
     def add_corpora(self, corpora: Sequence[Corpus | None]) -> None:  # noqa: B027
         """Let new rows that look up drafts copy from a corpus each too, but not their forks: the owner may differ."""
 

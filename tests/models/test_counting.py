@@ -344,6 +344,19 @@ def test_the_comparison_catches_an_other_that_has_missed_tokens():
         test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up(Forgetful)
 
 
+@pytest.mark.parametrize("kind", [Lookup(5), NGram(5), LookupThenModel([Lookup(5), table(5, 1)])])
+def test_what_a_row_keeps_without_a_pass_is_as_if_it_was_read(kind):
+    readers = kind.new(20), kind.new(20)
+    for reader in readers:
+        read_text(reader, [[1, 2], [3, 1, 3]])
+    readers[0].keep(1, [4, 1, 3, 4])
+    Reader.keep(readers[1], 1, [4, 1, 3, 4])
+    (kept, ids), (expected, expected_ids) = (reader.forward([[0], [1]], [[-1], [-1]]).by_token() for reader in readers)
+    assert torch.equal(kept, expected)
+    assert torch.equal(ids, expected_ids)
+    assert [row.kept for row in readers[0].rows] == [[1, 2], [3, 1, 3, 4, 1, 3, 4]]
+
+
 def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
     """What it has missed was read at every level, and a head cannot read it twice."""
     model = LookupThenModel([Lookup(10), table(10, 2)])
