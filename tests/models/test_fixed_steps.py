@@ -183,7 +183,6 @@ def test_a_room_grows_with_its_batch_and_forgets_what_was_recorded():
     assert capacities[-1] < 64
 
 
-@pytest.mark.usefixtures("as_written")
 def test_prompts_take_no_room_that_their_batch_has_in_its_own():
     reader = CausalLM(tiny_model("llama"), 5000, fixed_shapes=True)
     reader.begin(2)
@@ -191,6 +190,7 @@ def test_prompts_take_no_room_that_their_batch_has_in_its_own():
     assert reader.cache.storage.capacity == masks.MAX_PROMPT_SLOTS < 5000
 
 
+@pytest.mark.usefixtures("as_written")
 def test_rows_that_leave_take_nothing_of_the_room_with_them():
     run = session(tiny_model("llama"))
     assert run.step(3) < TOLERANCE
