@@ -40,6 +40,9 @@ from multidraft.decoding.batch import Updates
 from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
 from multidraft.machine import commit, hardware, versions
+from multidraft.models.gguf.memory import Memory
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.server.bodies import ChatBody
 from multidraft.server.engine import Engine
@@ -141,8 +144,16 @@ def engines(options: argparse.Namespace, temperature: float) -> tuple[Engine, En
     )
     service = settings.service()
     config, policy, *_ = replace(settings, draft="none").configure()
-    plain = Engine(service.engine.target, None, config, policy, settings.limits)
+    plain = Engine(with_own_memory(service.engine.target), None, config, policy, settings.limits)
     return plain, service.engine, Questions(service, options.new_tokens, temperature)
+
+
+def with_own_memory(target: Reader) -> Reader:
+    """The same weights; of a GGUF file with other cells, as in a server of its own: passes compute with all cells."""
+    if isinstance(target, GGUF):
+        target = target.new(target.capacity)
+        target.memory = target.source = Memory(target.weights, target.memory.kind)
+    return target
 
 
 def rounds_of(both: list[Clients], tokens: int) -> Iterator[Round]:

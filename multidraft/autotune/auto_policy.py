@@ -13,7 +13,7 @@ from multidraft.autotune.limits import FIXED_TREE, TreeLimits
 from multidraft.autotune.plans import MeasuredPair, Profile, profile_for
 from multidraft.autotune.timed_steps import NO_WORK, TimedSteps, temperatures_of, tree_within, work_of
 from multidraft.decoding.batch import paths_of
-from multidraft.decoding.policy import NO_PROMPTS, Outlook, Plan, PromptReads, StaticTree, StepForecast
+from multidraft.decoding.policy import NO_PROMPTS, Plan, PromptReads, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import say_once
 from multidraft.models.reader import Cost
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
+STEPS_PER_LOOKUP_PRICING = 16  # of look-ups alone
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
-IDLE_STEPS, STEPS_PER_SAMPLE = 16, 4  # after so many without drafts one of so many is looked at, and asks look-ups
+IDLE_STEPS, STEPS_PER_LOOKUP = 16, 4  # after so many without drafts look-ups of one row are asked in one of so many
+MAX_QUIET_STEPS = 7  # that are counted before one is looked at
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
@@ -121,6 +123,7 @@ class Auto(Growing):
         self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
         self.steps = self.steps_without_drafts = self.idle_steps = 0  # all, and the latest without drafts
+        self.quiet_steps, self.quiet_seconds = 0, 0.0  # the latest, which the averages lack, and what they took
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
         self.probe_steps = dict[int, float]()  # by the same: plain steps that the last probe took time for
         self.probed = 0.0  # the same of the probe that goes on
@@ -144,7 +147,7 @@ class Auto(Growing):
         as_then = self.recent_seconds <= MAX_SLOWDOWN * self.recent_forecast
         return self.measured_plain_seconds if as_then and not self.timing.is_busy else None
 
-    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> bool:
         """Set prices before the first step, so that a draft model that will not be used need not read the prompts.
 
         Say that steps will be timed, if so: not in the middle of a text that is printed as it comes.
@@ -158,8 +161,7 @@ class Auto(Growing):
         if self.timing.has_costs and (is_first or (rows > self.rows and not self.asks_nobody)):
             self.choose(rows)
         is_known = self.costs is not None and self.timing.has_costs
-        rests = self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
-        return Outlook(rests, self.plain_seconds)
+        return self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
 
     def advance(self, rows: int) -> None:
         """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed.
@@ -167,8 +169,7 @@ class Auto(Growing):
         While others are about to join, prices are those of all: drafts that do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
-        samples = self.steps_per_sample if priced_rows == self.rows else 1
-        is_due = self.steps % (STEPS_PER_PRICING * samples) == 0  # where nobody is asked, no sooner
+        is_due = self.steps % (STEPS_PER_LOOKUP_PRICING if self.kind == "lookup" else STEPS_PER_PRICING) == 0
         if is_due and self.timing.budget:  # also where it is spent: a busy machine's steps are dropped once it is quiet
             self.profile.check_load()
         is_due |= self.is_surprised or self.costs is None
@@ -227,6 +228,7 @@ class Auto(Growing):
 
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
+        self.add_quiet_steps()
         if self.learnt_rates is None:
             weight = DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT
             self.learnt_rates = self.recent.rates(self.prior, weight)
@@ -276,14 +278,9 @@ class Auto(Growing):
         return plan._replace(lookup_only=True, min_certainty=lambda drafting_rows: CERTAINTY_TO_TIME)
 
     @property
-    def steps_per_sample(self) -> int:
-        """Of how many steps one is looked at: of some while nothing has been drafted for long."""
-        return STEPS_PER_SAMPLE if self.idle_steps > IDLE_STEPS else 1
-
-    @property
     def skips_lookups(self) -> bool:
         """Whether look-ups are not asked in this step: those of one row alone could not pay for the others' padding."""
-        is_skipped = self.idle_steps % self.steps_per_sample > 0
+        is_skipped = self.idle_steps > IDLE_STEPS and self.idle_steps % STEPS_PER_LOOKUP > 0
         return is_skipped and not self.asks_model and self.min_certainty(self.rows, 1) == math.inf
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
@@ -295,26 +292,24 @@ class Auto(Growing):
         return [next(fixed if tree.is_seeded else others) for tree in trees]
 
     def observe(self, record: "StepRecord") -> StepForecast | None:
-        """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts.
-
-        Of quiet steps one stands for those before it that were skipped.
-        """
+        """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
         if not any(record.scored):
             return None
         rows, work = len(record.trees), work_of(record.trees, self.kind)
-        is_settled = self.measured_plain_seconds is not None and rows == self.rows
-        count = self.steps_per_sample if is_settled and work is NO_WORK and not self.is_probing else 1
-        is_skipped = self.idle_steps % count > 0
         self.steps_without_drafts += not work.nodes
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
-        if is_skipped:
-            return StepForecast(sum(record.scored), self.measured_plain_seconds or 0.0)
-        fade = FADE_PER_STEP**count
+        plain_seconds = self.measured_plain_seconds if rows == self.rows and not self.is_probing else None
+        is_quiet = plain_seconds is not None and not (work.nodes or record.draft_passes or record.is_first_of_size)
+        if is_quiet and self.quiet_steps < MAX_QUIET_STEPS:
+            self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + record.decoding_seconds
+            self.timing.note_plain(rows, record.decoding_seconds)
+            return StepForecast(sum(record.scored), plain_seconds or 0.0)
+        self.add_quiet_steps()
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds
             self.is_surprised = bool(self.timing.budget and work.nodes) and is_slow
-            self.recent_seconds = self.recent_seconds * fade + count * record.decoding_seconds
-            self.recent_forecast = self.recent_forecast * fade + count * forecast.seconds
+            self.recent_seconds = self.recent_seconds * FADE_PER_STEP + record.decoding_seconds
+            self.recent_forecast = self.recent_forecast * FADE_PER_STEP + forecast.seconds
         if work is not NO_WORK:
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
@@ -328,13 +323,25 @@ class Auto(Growing):
         self.timing.observe(record, work, self.timed_tree, self.phase is Phase.TIMING)
         if self.costs and rows == self.rows:
             tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
-            self.tokens, self.seconds = self.tokens * fade + count * tokens, self.seconds * fade + count * seconds
+            self.tokens, self.seconds = self.tokens * FADE_PER_STEP + tokens, self.seconds * FADE_PER_STEP + seconds
             if self.phase in (Phase.DRAFTING, Phase.RESTING) and not any(tree.is_seeded for tree in record.trees):
                 plain_tokens = rows * seconds / self.costs.plain
-                self.gained = self.gained * fade + tokens - plain_tokens
+                self.gained = self.gained * FADE_PER_STEP + tokens - plain_tokens
                 if self.kind == "lookup":
-                    self.stake = max(self.stake * fade, plain_tokens - rows)
+                    self.stake = max(self.stake * FADE_PER_STEP, plain_tokens - rows)
         return forecast
+
+    def add_quiet_steps(self) -> None:
+        """Add the steps without drafts that were only counted: all of them are alike."""
+        count, plain_seconds = self.quiet_steps, self.measured_plain_seconds
+        if count and plain_seconds is not None:
+            fade = FADE_PER_STEP**count
+            self.recent_seconds = self.recent_seconds * fade + self.quiet_seconds
+            self.recent_forecast = self.recent_forecast * fade + count * plain_seconds
+            self.tokens = self.tokens * fade + count * self.rows
+            self.seconds = self.seconds * fade + count * plain_seconds
+            self.gained, self.stake = self.gained * fade, self.stake * fade
+        self.quiet_steps, self.quiet_seconds = 0, 0.0
 
     def extend_probe(self, record: "StepRecord") -> None:
         """A step that catches up does not count; and while most rows' drafts are right, a probe goes on for a while."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Timed, TreeRates, fit_costs
+from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Timed, TreeRates, fit_costs, lower_quartile
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, quote, say_once
 from multidraft.io import files
@@ -143,10 +143,10 @@ class Profile:
             self.costs_at[rows] = costs if nearest == rows else costs.scale_rows(rows / nearest)
         return self.costs_at[rows]
 
-    def plain_seconds(self, rows: int) -> float:
+    def plain_seconds(self, rows: int) -> float | int:
         """The lower quartile of the timed steps without drafts, which there must be."""
-        seconds = [run.beside_model for kind, runs in self.samples[rows].items() if kind.endswith("/0") for run in runs]
-        return sorted(seconds)[len(seconds) // 4]
+        groups = self.samples[rows].items()
+        return lower_quartile([run.beside_model for kind, runs in groups if kind.endswith("/0") for run in runs])
 
     def at(self, temperature: float | int) -> AcceptanceTracker:
         """The tracker of acceptance at about this temperature."""

@@ -1,10 +1,10 @@
 """Which steps of a run are timed for a pair's profile, and the trees that are drafted in order to be timed."""
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from multidraft.autotune.estimates import Timed, Work
+from multidraft.autotune.estimates import Timed, Work, lower_quartile
 from multidraft.autotune.limits import TreeLimits
 from multidraft.autotune.plans import MAX_SAMPLES, MIN_STEPS, Profile, how_often, save
 from multidraft.decoding.policy import StaticTree
@@ -20,6 +20,7 @@ CHAINS_TO_TIME = (1, 3, 7, 15, 31)  # look-ups, with whose roots passes have 2, 
 CHAIN_STEPS, MAX_CHAIN_TRIES = range(4, 8), 8  # of so many steps; of one length, where shorter ones may be found
 LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 3), Tree.parse("1x6")  # timed first; the second needs two draft passes
 MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
+LATEST_STEPS = range(8, 17)  # without drafts, that tell how fast the machine is now
 SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
 TIMING_NOTE = (
     "timing the steps of this pair while it decodes, for at most %g s %s (--tune-budget 0, from Python tune_budget=0, "
@@ -45,6 +46,7 @@ class TimedSteps:
         self.longest_right = 0  # drafts of a row that were right one after another
         self.has_said = False  # that steps are timed
         self.has_drafted: bool | None = None  # in the last step
+        self.latest_rows, self.latest = 0, deque[float](maxlen=LATEST_STEPS[-1])  # steps without drafts: their seconds
         self.unsaved_seconds = 0.0
 
     @property
@@ -105,13 +107,32 @@ class TimedSteps:
             self.steps_with_tree[self.profile.restarts, rows, tree] += 1
         if self.budget and not is_seeded:
             counts = self.counts(rows, bool(work.nodes), is_new_pair)
-            added_seconds = note(self.profile, record, self.kind, self.budget, counts)
+            added_seconds = note(self.profile, record, self.kind, self.budget, counts, self.slowness(rows, work))
             if added_seconds and self.profile.timed_rows:
                 self.say(rows)
             self.unsaved_seconds += added_seconds
             if self.unsaved_seconds > SAVE_SECONDS:
                 self.save()
         self.has_drafted = bool(work.nodes)
+        if not (work.nodes or record.draft_passes):
+            self.note_plain(rows, record.decoding_seconds)
+
+    def note_plain(self, rows: int, seconds: float) -> None:
+        """A step without drafts has taken so long."""
+        if rows != self.latest_rows:
+            self.latest.clear()
+        self.latest_rows, self.has_drafted = rows, False
+        self.latest.append(seconds)
+
+    def slowness(self, rows: int, work: Work) -> float:
+        """How many times as long steps take as when those without drafts were timed; 1 of these, or if nothing tells.
+
+        A machine becomes faster or slower by a third within minutes: drafts would seem cheap, or dear, for that alone.
+        """
+        is_known = rows == self.latest_rows and len(self.latest) in LATEST_STEPS
+        if is_known and work.nodes and self.profile.step_count(rows, False) >= MAX_SAMPLES:
+            return lower_quartile(self.latest) / self.profile.plain_seconds(rows)
+        return 1.0
 
     def counts(self, rows: int, drafted: bool, is_new_pair: bool) -> bool:
         """Whether a step's seconds count: without drafts after another one without, or with drafts after one with.
@@ -160,10 +181,18 @@ def temperatures_of(record: "StepRecord") -> list[float]:
     return [rounded[temperature] for temperature in temperatures]
 
 
-def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int, times: bool = True) -> float:
+def note(
+    profile: Profile,
+    record: "StepRecord",
+    kind: Cost,
+    budget: float | int,
+    times: bool = True,
+    slowness: float = 1.0,
+) -> float:
     """Learn each row's acceptance under its own temperature; add a step that `times` while the profile needs more.
 
-    Returns the seconds that were added.
+    What took `slowness` times as long as steps did at first is added as it would have been then. Returns the seconds
+    that it took.
     """
     rows, work = len(record.trees), work_of(record.trees, kind)
     temperatures = temperatures_of(record) if work is not NO_WORK else []  # then nobody was asked
@@ -176,6 +205,6 @@ def note(profile: Profile, record: "StepRecord", kind: Cost, budget: float | int
         return 0.0
     if profile.timed_rows and profile.spent_near(rows) >= budget:
         return 0.0
-    draft, target = record.seconds["draft"], record.seconds["target"]
-    profile.add(rows, Timed(*work, draft, target, record.decoding_seconds - draft - target))
+    draft, target = record.seconds["draft"] / slowness, record.seconds["target"] / slowness
+    profile.add(rows, Timed(*work, draft, target, record.decoding_seconds / slowness - draft - target))
     return record.decoding_seconds

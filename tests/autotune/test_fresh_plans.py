@@ -26,8 +26,10 @@ from multidraft.autotune.timed_steps import (
     NO_WORK,
     PLAIN_IN_A_ROW,
     TimedSteps,
+    work_of,
 )
-from multidraft.decoding.tree import TokenTree
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel
 from multidraft.models.reader import Cost
@@ -244,6 +246,18 @@ def test_prices_of_a_busy_machine_end_with_what_was_timed_there(
                 assert policy.costs.plain == pytest.approx(PLAIN, rel=0.1)
     assert rates == pytest.approx([1 / PLAIN] * len(rates), rel=0.2)
     assert len(rates) > LAST
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_steps_of_a_machine_that_has_become_slower_are_compared_with_its_own(clock: MadeUpClock) -> None:
+    """Look-ups were timed days after steps without drafts: a draft seemed to cost nothing, or two steps."""
+    profile, target, draft = Profile({}), Ticking(clock, PLAIN), Lookup(3)
+    timing = TimedSteps(profile, "lookup", 1e6, TreeLimits())
+    for clock.slowdown, tree in ((1.0, NO_DRAFTS), (1.5, NO_DRAFTS), (1.5, Tree.levels([1]))):
+        for record in records(StaticTree(tree), target, draft, 2 * MAX_SAMPLES):
+            timing.observe(record, work_of(record.trees, "lookup"), None, False)
+    assert profile.costs(1).plain == pytest.approx(PLAIN + TOKEN)
+    assert profile.costs(1).drafted_seconds(1) == pytest.approx(TOKEN)
 
 
 class Sending(Ticking):
