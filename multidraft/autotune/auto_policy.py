@@ -13,7 +13,7 @@ from multidraft.autotune.limits import FIXED_TREE, TreeLimits
 from multidraft.autotune.plans import MeasuredPair, Profile, profile_for
 from multidraft.autotune.timed_steps import NO_WORK, TimedSteps, temperatures_of, tree_within, work_of
 from multidraft.decoding.batch import paths_of
-from multidraft.decoding.policy import NO_PROMPTS, Plan, PromptReads, StaticTree, StepForecast
+from multidraft.decoding.policy import NO_PROMPTS, Outlook, Plan, PromptReads, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import say_once
 from multidraft.models.reader import Cost
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 STEPS_PER_LOOKUP_PRICING = 16  # of look-ups alone
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
-IDLE_STEPS, STEPS_PER_LOOKUP = 16, 4  # after so many without drafts look-ups of one row are asked in one of so many
+IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 256  # after so many without drafts look-ups are skipped; up to one of so many
 MAX_QUIET_STEPS = 7  # that are counted before one is looked at
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
@@ -147,7 +147,7 @@ class Auto(Growing):
         as_then = self.recent_seconds <= MAX_SLOWDOWN * self.recent_forecast
         return self.measured_plain_seconds if as_then and not self.timing.is_busy else None
 
-    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> bool:
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
         """Set prices before the first step, so that a draft model that will not be used need not read the prompts.
 
         Say that steps will be timed, if so: not in the middle of a text that is printed as it comes.
@@ -161,7 +161,8 @@ class Auto(Growing):
         if self.timing.has_costs and (is_first or (rows > self.rows and not self.asks_nobody)):
             self.choose(rows)
         is_known = self.costs is not None and self.timing.has_costs
-        return self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
+        rests = self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
+        return Outlook(rests, self.plain_seconds)
 
     def advance(self, rows: int) -> None:
         """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed.
@@ -279,8 +280,12 @@ class Auto(Growing):
 
     @property
     def skips_lookups(self) -> bool:
-        """Whether look-ups are not asked in this step: those of one row alone could not pay for the others' padding."""
-        is_skipped = self.idle_steps > IDLE_STEPS and self.idle_steps % STEPS_PER_LOOKUP > 0
+        """Whether look-ups are not asked in this step: those of one row alone could not pay for the others' padding.
+
+        Between two steps that ask are a quarter to an eighth of those without drafts so far.
+        """
+        steps_per_lookup = min(1 << self.idle_steps.bit_length() >> 3, MAX_STEPS_PER_LOOKUP)
+        is_skipped = self.idle_steps > IDLE_STEPS and self.idle_steps % steps_per_lookup > 0
         return is_skipped and not self.asks_model and self.min_certainty(self.rows, 1) == math.inf
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:

@@ -44,6 +44,13 @@ class PolicyLimits:
             scheme.with_drafts(count)
 
 
+class Outlook(NamedTuple):
+    """What a policy says before a step."""
+
+    model_rests: bool = False  # the draft model need not read prompts: it catches up when it is asked again
+    plain_seconds: float | None = None  # of a step without drafts, as measured, if that is well known
+
+
 class PromptReads(NamedTuple):
     """What a draft model that does not rest reads of prompts for every new token of any row."""
 
@@ -75,17 +82,9 @@ class TreePolicy(ABC):
 
     limits: PolicyLimits
 
-    @property
-    def plain_seconds(self) -> float | None:
-        """The seconds of a step without drafts, as measured, if they are well known; another thread may ask."""
-        return None
-
-    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> bool:
-        """Prompts are about to be read, and so many rows decode then; None for `prompt_reads` that are as before.
-
-        Whether the draft model rests, and need not read them: it catches up when it is asked again.
-        """
-        return False
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
+        """Prompts are about to be read, and so many rows decode then; None for `prompt_reads` that are as before."""
+        return Outlook()
 
     @abstractmethod
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:

@@ -127,7 +127,7 @@ class DraftReading:
 
     def is_over(self, policy: TreePolicy, rows: int) -> bool:
         """Whether it has read the prompts; a draft model that rests for `rows` rows catches up as it drafts."""
-        skipping, pairs = policy.begin(rows), zip(self.state.rows, self.unread, strict=True)
+        skipping, pairs = policy.begin(rows).model_rests, zip(self.state.rows, self.unread, strict=True)
         return not any(unread for row, unread in pairs if row.random.is_seeded or not skipping)
 
     def advance(self, budget: float | int) -> int:

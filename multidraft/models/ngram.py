@@ -22,6 +22,7 @@ from multidraft.models.scores import Scores
 from multidraft.verification.distributions import describe
 
 MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones
+MAX_UNREAD = 128  # kept tokens that are not read before somebody asks: a millisecond or two
 MAX_RUN = 1000  # tokens of a run that is looked up, unless somebody says otherwise
 TokenLaw = dict[int, float]  # probabilities by token; the rest of the probability is not known
 
@@ -100,8 +101,9 @@ class CountingReader(PrefixModel):
         return max(self.next_token(row, (*self.last_kept(self.rows[row]), *self.encode(unread))).values())
 
     def _commit(self, paths: Lists) -> None:
-        for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece
-            self.read(row)  # up to these paths, which come next time
+        for row, state in enumerate(self.rows):  # a long text not at once; a short one perhaps never, in a batch
+            if len(state.kept) - (state.memory.num_read if state.memory else 0) > MAX_UNREAD:
+                self.read(row)
 
     @abstractmethod
     def new_history(self) -> History | Matches:

@@ -221,7 +221,7 @@ class Completion(Answers):
         if self.body.multidraft:
             fields["multidraft"] = self.draft_tree(pieces, step) | {
                 "prompt_tokens_read": choice.prompt_tokens_read,
-                "plain_seconds": self.service.engine.policy.plain_seconds,
+                "plain_seconds": self.service.engine.outlook.plain_seconds,
                 "busy": is_busy(),
             }
         chunk = self.envelope(self.chunk_object, [fields])

@@ -15,7 +15,7 @@ import torch
 
 from multidraft.decoding.batch import Batch, Updates
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.policy import Outlook, TreePolicy
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import MEASURED_AT_FIRST, DecodeConfig
 from multidraft.decoding.warm_up import warm_up
@@ -33,6 +33,7 @@ class Engine:
 
     def __init__(self, target: Reader, draft: Reader | None, config: DecodeConfig, policy: TreePolicy, limits: Limits):
         self.target, self.draft, self.policy, self.limits = target, draft, policy, limits
+        self.outlook = Outlook()  # which another thread may read
         self.config = replace(config, measure=MEASURED_EVERY, measure_first=MEASURED_AT_FIRST)
         self.batch = Batch(target, draft, self.config, policy, limits.rows, limits.tokens_in_cache)
         self.room = limits.tokens_in_cache - self.batch.slack  # the most tokens that one row may come to
@@ -126,8 +127,8 @@ class Engine:
     def turn(self) -> None:
         """One step of the batch; what it brings is delivered as one message."""
         batch = self.batch
-        if batch.waiting or batch.reading:
-            self.policy.begin(max(batch.rows_to_come, 1), batch.prompt_reads)
+        if batch.waiting or batch.reading or self.outlook.plain_seconds is None:
+            self.outlook = self.policy.begin(max(batch.rows_to_come, 1), batch.prompt_reads)
         if updates := batch.step(self.limits.prefill):
             self.deliver(updates)
         self.notice_progress()

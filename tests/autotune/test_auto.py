@@ -257,6 +257,10 @@ def test_look_ups_that_several_rows_have_to_be_certain_of_are_asked_seldom(rows:
             asked.append(step_number)
     often = [*range(17), 20, 24, 28]
     assert asked == ([*often, *(30 + number for number in often)] if skips else [*range(60)])
+    policy.idle_steps = 1 << 20
+    assert not policy.skips_lookups
+    policy.idle_steps += 255
+    assert policy.skips_lookups == skips
 
 
 @pytest.mark.parametrize(("rows", "probe", "rest"), [(1, 50.0, 32), (16, None, 3200), (16, 0.1, 160), (16, 5.0, 2000)])
@@ -404,7 +408,7 @@ def test_drafts_must_win_by_a_margin(gain: float, drafts: bool) -> None:
     rate, plain = 0.7, 10.0
     level = plain * (1 + rate) / gain - plain
     policy = Auto(profile(by_rows={1: costs(plain, level)}, true_rates=rates(rate, second=0.0)), 1.0, TreeLimits(1, 1))
-    assert policy.begin(1) != drafts
+    assert policy.begin(1).model_rests != drafts
 
 
 def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_decide() -> None:
@@ -412,10 +416,10 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
     policy = Auto(profile(by_rows={1: costs(), 4: costs(node=50.0)}), 1.0)
     for rows in (1, 4):
         policy.plan([TokenTree([0])] * rows, 0)
-        assert policy.begin(rows) == (rows == 4)
+        assert policy.begin(rows).model_rests == (rows == 4)
     policy = Auto(profile(by_rows={1: costs(read=0.5)}), 1.0)
     for prompt, new_tokens in ((100, 1), (1, 100)):
-        assert policy.begin(1, PromptReads(prompt / new_tokens)) == (prompt > new_tokens)
+        assert policy.begin(1, PromptReads(prompt / new_tokens)).model_rests == (prompt > new_tokens)
 
 
 @pytest.mark.parametrize(("gain", "resumes"), [(1.12, False), (1.2, True)])
@@ -427,7 +431,7 @@ def test_a_model_that_rests_is_asked_again_for_more_than_it_goes_on_for(gain: fl
     for phase, pays in ((Phase.DRAFTING, True), (Phase.RESTING, resumes)):
         policy = Auto(prices, 1.0, TreeLimits(1, 1))
         policy.phase = phase
-        assert policy.begin(4) != pays
+        assert policy.begin(4).model_rests != pays
 
 
 def test_a_step_that_takes_far_longer_than_expected_is_priced_at_once() -> None:
@@ -446,14 +450,14 @@ def test_a_step_that_takes_far_longer_than_expected_is_priced_at_once() -> None:
 def test_a_pass_over_the_prompt_of_each_row_that_joins_is_paid_by_all(new_tokens: int, rests: bool) -> None:
     """Eight rows, one of which joins in two steps, and then in fifty: drafts gain less than another pass costs."""
     policy = Auto(profile(by_rows={8: costs(10.0, 3.0)}), 1.0)
-    assert policy.begin(8, PromptReads(0.0, 1 / new_tokens)) == rests
+    assert policy.begin(8, PromptReads(0.0, 1 / new_tokens)).model_rests == rests
 
 
 def test_while_rows_join_nothing_is_drafted_that_does_not_pay_for_all() -> None:
     """A server's clients come one after another: the first two rows drafted, and every other prompt was read for it."""
     policy = Auto(profile(by_rows={1: costs(), 4: costs(node=50.0)}), 1.0)
     for joining, rests_before, rests in ((1, False, False), (4, True, True), *[(1, True, True)] * 6, (1, True, False)):
-        assert policy.begin(joining) == rests_before  # until it is time to set prices again
+        assert policy.begin(joining).model_rests == rests_before  # until it is time to set prices again
         assert (policy.plan([TokenTree([0])], 0).nodes == [[]]) == rests
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multidraft.autotune.auto_policy import Auto
 from multidraft.decoding.draft import MAX_LAG
-from multidraft.decoding.policy import PromptReads, StaticTree, TreePolicy
+from multidraft.decoding.policy import Outlook, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
@@ -28,8 +28,8 @@ DEPTH, STEPS_OF_RUN = 3, 6
 class Resting(StaticTree):
     """Its draft model has read no prompt."""
 
-    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> bool:
-        return True
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
+        return Outlook(model_rests=True)
 
 
 class Noted(CausalLM):

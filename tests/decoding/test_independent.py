@@ -313,7 +313,7 @@ POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(
 
 def waking() -> Waking:
     policy = Waking(POOR, 1.0, TreeLimits(4, 2))
-    assert policy.begin(EACH * len(PROMPTS), PromptReads(1.0))
+    assert policy.begin(EACH * len(PROMPTS), PromptReads(1.0)).model_rests
     return policy
 
 

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor
 
 import multidraft as md
 from multidraft.decoding import prefill
-from multidraft.decoding.policy import PromptReads, StaticTree, TreePolicy
+from multidraft.decoding.policy import Outlook, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading
 from multidraft.decoding.prefix_cache import KeptRow, KnownPrefix, PrefixCache
 from multidraft.decoding.request import Update
@@ -128,8 +128,8 @@ def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine, len
 class Rests(StaticTree):
     """Drafts nothing at present."""
 
-    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> bool:
-        return True
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
+        return Outlook(model_rests=True)
 
 
 def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():

@@ -22,7 +22,7 @@ import multidraft as md
 from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.batch import Batch
-from multidraft.decoding.policy import Plan, PromptReads, StaticTree, TreePolicy
+from multidraft.decoding.policy import Outlook, Plan, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.models.door import as_reader
@@ -47,9 +47,9 @@ class Moody(StaticTree):
         """Nothing while it rests."""
         return Plan([[] for _ in trees]) if self.rests else super().plan(trees, depth)
 
-    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> bool:
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
         """Whether it rests."""
-        return self.rests
+        return Outlook(self.rests)
 
 
 def auto(known: Profile, budget: float = 0.0) -> Auto:
