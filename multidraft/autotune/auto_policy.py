@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
-STEPS_PER_LOOKUP_PRICING = 16  # of look-ups alone
+STEPS_PER_RARE_PRICING = 16  # of look-ups alone, and while nothing is drafted
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
 IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 256  # after so many without drafts look-ups are skipped; up to one of so many
 MAX_QUIET_STEPS = 7  # that are counted before one is looked at
@@ -170,7 +170,8 @@ class Auto(Growing):
         While others are about to join, prices are those of all: drafts that do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
-        is_due = self.steps % (STEPS_PER_LOOKUP_PRICING if self.kind == "lookup" else STEPS_PER_PRICING) == 0
+        is_rare = self.kind == "lookup" or self.idle_steps > IDLE_STEPS
+        is_due = self.steps % (STEPS_PER_RARE_PRICING if is_rare else STEPS_PER_PRICING) == 0
         if is_due and self.timing.budget:  # also where it is spent: a busy machine's steps are dropped once it is quiet
             self.profile.check_load()
         is_due |= self.is_surprised or self.costs is None
