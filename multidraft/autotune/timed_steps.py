@@ -116,6 +116,8 @@ class TimedSteps:
         self.has_drafted = bool(work.nodes)
         if not (work.nodes or record.draft_passes):
             self.note_plain(rows, record.decoding_seconds)
+        elif self.latest:  # of a long stretch of drafts none is left that was long ago
+            self.latest.popleft()
 
     def note_plain(self, rows: int, seconds: float) -> None:
         """A step without drafts has taken so long."""
