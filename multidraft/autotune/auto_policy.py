@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 STEPS_PER_RARE_PRICING = 16  # of look-ups alone, and while nothing is drafted
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
-IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 256  # after so many without drafts look-ups are skipped; up to one of so many
+IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 32  # after so many without drafts look-ups are skipped; up to one of so many
 MAX_QUIET_STEPS = 7  # that are counted before one is looked at
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts

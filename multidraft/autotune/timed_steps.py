@@ -113,18 +113,19 @@ class TimedSteps:
             self.unsaved_seconds += added_seconds
             if self.unsaved_seconds > SAVE_SECONDS:
                 self.save()
-        self.has_drafted = bool(work.nodes)
         if not (work.nodes or record.draft_passes):
             self.note_plain(rows, record.decoding_seconds)
         elif self.latest:  # of a long stretch of drafts none is left that was long ago
             self.latest.popleft()
+        self.has_drafted = bool(work.nodes)
 
     def note_plain(self, rows: int, seconds: float) -> None:
         """A step without drafts has taken so long."""
         if rows != self.latest_rows:
             self.latest.clear()
+        if self.has_drafted is False:  # else it is dearer, see `counts`
+            self.latest.append(seconds)
         self.latest_rows, self.has_drafted = rows, False
-        self.latest.append(seconds)
 
     def slowness(self, rows: int, work: Work) -> float:
         """How many times as long steps take as when those without drafts were timed; 1 of these, or if nothing tells.

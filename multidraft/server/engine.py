@@ -127,8 +127,7 @@ class Engine:
     def turn(self) -> None:
         """One step of the batch; what it brings is delivered as one message."""
         batch = self.batch
-        if batch.waiting or batch.reading or self.outlook.plain_seconds is None:
-            self.outlook = self.policy.begin(max(batch.rows_to_come, 1), batch.prompt_reads)
+        self.outlook = self.policy.begin(max(batch.rows_to_come, 1), batch.prompt_reads)
         if updates := batch.step(self.limits.prefill):
             self.deliver(updates)
         self.notice_progress()

@@ -259,7 +259,7 @@ def test_look_ups_that_several_rows_have_to_be_certain_of_are_asked_seldom(rows:
     assert asked == ([*often, *(30 + number for number in often)] if skips else [*range(60)])
     policy.idle_steps = 1 << 20
     assert not policy.skips_lookups
-    policy.idle_steps += 255
+    policy.idle_steps += 31
     assert policy.skips_lookups == skips
 
 
