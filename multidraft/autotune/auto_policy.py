@@ -283,7 +283,7 @@ class Auto(Growing):
     def skips_lookups(self) -> bool:
         """Whether look-ups are not asked in this step: those of one row alone could not pay for the others' padding.
 
-        Between two steps that ask are a quarter to an eighth of those without drafts so far.
+        Between two that ask are a quarter to an eighth of those without drafts so far, until that is the most.
         """
         steps_per_lookup = min(1 << self.idle_steps.bit_length() >> 3, MAX_STEPS_PER_LOOKUP)
         is_skipped = self.idle_steps > IDLE_STEPS and self.idle_steps % steps_per_lookup > 0
@@ -305,11 +305,12 @@ class Auto(Growing):
         self.steps_without_drafts += not work.nodes
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
         plain_seconds = self.measured_plain_seconds if rows == self.rows and not self.is_probing else None
-        is_quiet = plain_seconds is not None and not (work.nodes or record.draft_passes or record.is_first_of_size)
-        if is_quiet and self.quiet_steps < MAX_QUIET_STEPS:
-            self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + record.decoding_seconds
-            self.timing.note_plain(rows, record.decoding_seconds)
-            return StepForecast(sum(record.scored), plain_seconds or 0.0)
+        is_quiet = not (work.nodes or record.draft_passes) and self.quiet_steps < MAX_QUIET_STEPS
+        if is_quiet and plain_seconds is not None:
+            seconds = plain_seconds if record.is_first_of_size else record.decoding_seconds
+            self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + seconds
+            self.timing.note_plain(rows, seconds)
+            return StepForecast(sum(record.scored), plain_seconds)
         self.add_quiet_steps()
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds

@@ -257,10 +257,8 @@ def test_look_ups_that_several_rows_have_to_be_certain_of_are_asked_seldom(rows:
             asked.append(step_number)
     often = [*range(17), 20, 24, 28]
     assert asked == ([*often, *(30 + number for number in often)] if skips else [*range(60)])
-    policy.idle_steps = 1 << 20
-    assert not policy.skips_lookups
-    policy.idle_steps += 31
-    assert policy.skips_lookups == skips
+    for policy.idle_steps, is_skipped in ((1 << 20, False), ((1 << 20) + 31, skips)):
+        assert policy.skips_lookups == is_skipped
 
 
 @pytest.mark.parametrize(("rows", "probe", "rest"), [(1, 50.0, 32), (16, None, 3200), (16, 0.1, 160), (16, 5.0, 2000)])
@@ -395,6 +393,17 @@ def test_with_a_plan_a_seed_repeats_a_run_whatever_the_clock_shows(monkeypatch) 
     for make_profile, budget, same in ((profile, 0.0, True), (lambda: Profile({}), 1e6, False)):
         runs = [run_with_a_clock(auto(make_profile(), budget), monkeypatch, seed) for seed in (0, 1)]
         assert (runs[0] == runs[1]) == same
+
+
+@unchecked
+def test_a_seed_repeats_a_run_whatever_had_to_be_made_in_it(monkeypatch) -> None:
+    """As for the first pass of a size on a GPU, in the first run of a process."""
+    policies = [Auto(profile(by_rows={1: costs(10.0, 2.5, 1.0)}), 1.0, kind="lookup") for _ in range(2)]
+    sizes = itertools.count()
+    for policy in policies:
+        assert list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), LOOKUP, 60))
+        monkeypatch.setattr(TableModel, "recorded_sizes", property(lambda model: next(sizes)))
+    assert (policies[0].tokens, policies[0].seconds) == (policies[1].tokens, policies[1].seconds)
 
 
 def test_strange_limits_are_refused() -> None:
