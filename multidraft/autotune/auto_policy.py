@@ -26,7 +26,7 @@ STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many s
 STEPS_PER_RARE_PRICING = 16  # of look-ups alone, and while nothing is drafted
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
 IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 32  # after so many without drafts look-ups are skipped; up to one of so many
-MAX_QUIET_STEPS = 7  # that are counted before one is looked at
+STEPS_PER_LOOK = 8  # of those without drafts most are only counted
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
@@ -305,7 +305,7 @@ class Auto(Growing):
         self.steps_without_drafts += not work.nodes
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
         plain_seconds = self.measured_plain_seconds if rows == self.rows and not self.is_probing else None
-        is_quiet = not (work.nodes or record.draft_passes) and self.quiet_steps < MAX_QUIET_STEPS
+        is_quiet = not (work.nodes or record.draft_passes) and self.steps % STEPS_PER_LOOK > 0
         if is_quiet and plain_seconds is not None:
             seconds = plain_seconds if record.is_first_of_size else record.decoding_seconds
             self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + seconds

@@ -93,10 +93,11 @@ class Profile:
         vars(self).pop("timed_rows", None)
         self.has_busy_steps, self.restarts = False, self.restarts + 1
 
-    def add(self, rows: int, step: Timed) -> None:
-        """Add a timed step."""
+    def add(self, rows: int, step: Timed, slowness: float = 1.0) -> None:
+        """Add a timed step; what took `slowness` times as long as steps did at first is kept as it would have been."""
         runs = self.samples.setdefault(rows, {}).setdefault(kind_of(step), [])
-        runs.append(Timed(*map(float, step)))
+        seconds = (part / slowness for part in (step.draft, step.target, step.rest))
+        runs.append(Timed(*map(float, step[:3]), *seconds))
         del runs[:-MAX_SAMPLES]
         self.spent[rows] = self.spent.get(rows, 0.0) + step.draft + step.target + step.rest
         self.costs_at.clear()

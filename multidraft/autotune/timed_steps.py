@@ -194,8 +194,7 @@ def note(
 ) -> float:
     """Learn each row's acceptance under its own temperature; add a step that `times` while the profile needs more.
 
-    What took `slowness` times as long as steps did at first is added as it would have been then. Returns the seconds
-    that it took.
+    Returns the seconds that it took.
     """
     rows, work = len(record.trees), work_of(record.trees, kind)
     temperatures = temperatures_of(record) if work is not NO_WORK else []  # then nobody was asked
@@ -208,6 +207,6 @@ def note(
         return 0.0
     if profile.timed_rows and profile.spent_near(rows) >= budget:
         return 0.0
-    draft, target = record.seconds["draft"] / slowness, record.seconds["target"] / slowness
-    profile.add(rows, Timed(*work, draft, target, record.decoding_seconds / slowness - draft - target))
+    draft, target = record.seconds["draft"], record.seconds["target"]
+    profile.add(rows, Timed(*work, draft, target, record.decoding_seconds - draft - target), slowness)
     return record.decoding_seconds

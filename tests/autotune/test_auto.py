@@ -348,6 +348,15 @@ def test_every_step_of_a_rest_is_forecast_though_few_are_looked_at(rows: int) ->
 
 
 @unchecked
+def test_the_temperature_is_followed_also_where_nothing_is_found_and_rows_come_and_go_in_each_step() -> None:
+    policy = Auto(profile(by_rows={n: costs(10.0, 0.0, 0.3) for n in (1, 2)}), 1.0, kind="lookup")
+    counting = TableModel(lambda prefix: torch.eye(10).double()[len(prefix) % 10], 10)  # no token comes twice
+    for _ in zip(*(records(policy, counting, LOOKUP, 8, rows, temperature=0.0) for rows in (1, 2)), strict=False):
+        assert not policy.asks_nobody
+    assert policy.temperature == 0.0
+
+
+@unchecked
 def test_a_draft_that_has_become_good_is_used_again_and_deep() -> None:
     """For 100 tokens it is never right, then always."""
     late = constant_model(lambda length: CERTAIN_TOKEN.roll(1) if length < 100 else CERTAIN_TOKEN)

@@ -253,14 +253,25 @@ def test_steps_of_a_machine_that_has_become_slower_are_compared_with_its_own(clo
     """Look-ups were timed days after steps without drafts: a draft seemed to cost nothing, or two steps."""
     profile, target, draft = Profile({}), Ticking(clock, PLAIN), Lookup(3)
     timing = TimedSteps(profile, "lookup", 1e6, TreeLimits())
-    plain, drafted, slowness = NO_DRAFTS, Tree.levels([1]), list[float]()
+    plain, drafted, slowness, spent = NO_DRAFTS, Tree.levels([1]), list[float](), 0.0
     for clock.slowdown, tree, steps in ((1.0, plain, 18), (1.5, plain, 18), (1.5, drafted, 5), (1.0, drafted, 18)):
         for record in records(StaticTree(tree), target, draft, steps):
             timing.observe(record, work := work_of(record.trees, "lookup"), None, False)
+            spent += record.decoding_seconds * (tree is drafted)
         slowness.append(timing.slowness(1, work))
         assert tree is plain or profile.costs(1).drafted_seconds(1) == pytest.approx(TOKEN)
     assert profile.costs(1).plain == pytest.approx(PLAIN + TOKEN)
     assert slowness == pytest.approx([1.0, 1.0, 1.5, 1.0])  # after many drafts the last plain steps tell nothing
+    assert profile.spent[1] == pytest.approx(spent + MAX_SAMPLES * (PLAIN + TOKEN))  # as the clock had them
+
+
+def test_a_step_without_drafts_right_behind_one_with_does_not_tell_how_fast_the_machine_is() -> None:
+    timing = TimedSteps(Profile({}), "lookup", 1e6, TreeLimits())
+    for _ in range(9):
+        timing.has_drafted = True
+        timing.note_plain(1, 2 * PLAIN)
+        timing.note_plain(1, PLAIN)
+    assert [*timing.latest] == [PLAIN] * 9
 
 
 class Sending(Ticking):

@@ -15,6 +15,7 @@ from multidraft.decoding import prefill
 from multidraft.decoding.policy import Outlook, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.prefill import DraftReading, TargetReading
 from multidraft.decoding.prefix_cache import KeptRow, KnownPrefix, PrefixCache
+from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -130,6 +131,32 @@ class Rests(StaticTree):
 
     def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
         return Outlook(model_rests=True)
+
+
+class NotedReads(StaticTree):
+    """Notes what it is told of prompts."""
+
+    def __init__(self):
+        super().__init__(Tree.parse("1"))
+        self.reads, self.steps = list[PromptReads](), 0
+
+    def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
+        self.reads += [prompt_reads] if prompt_reads else []
+        return Outlook(plain_seconds=1.0)
+
+    def observe(self, record: StepRecord) -> None:
+        self.steps += 1
+
+
+def test_a_policy_is_told_before_each_step_what_prompts_cost_the_draft_model():
+    """Told while prompts waited alone, it took them for free soon after, and drafted at 0.64 of plain speed."""
+    policy, row = NotedReads(), Heard([0, 3, 1, 4, 2], 40)
+    server = Engine(*readers(*tables()), config_for()[0], policy, Limits())
+    server.start()
+    assert ask(server, row)[0].end
+    server.close()
+    assert len(policy.reads) >= policy.steps > 9
+    assert all(read.tokens > 0 for read in policy.reads[1:])
 
 
 def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
