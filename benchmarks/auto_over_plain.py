@@ -44,8 +44,8 @@ from multidraft.models.gguf.memory import Memory
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
-from multidraft.server.bodies import ChatBody
 from multidraft.server.engine import Engine
+from multidraft.server.request_bodies import ChatBody
 from multidraft.server.service import Service
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

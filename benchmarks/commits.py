@@ -32,7 +32,12 @@ def work(options: argparse.Namespace) -> None:
     import torch
 
     import multidraft as md
-    from multidraft.cli.models import Loader, load
+
+    try:
+        from multidraft.cli.engines import Loader
+        from multidraft.cli.pair import load
+    except ImportError:  # a checkout from before 2026-11-29
+        from multidraft.cli.models import Loader, load
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     target, draft, tokenizer = load(options.target, options.draft, Loader(options.engine))

@@ -30,7 +30,7 @@ from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.warm_up import compile_steps
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.machine import commit, hardware
-from multidraft.models.door import as_reader
+from multidraft.models.user_models import as_reader
 from multidraft.sampling.settings import Sampling
 from multidraft.zoo import Pair
 

@@ -36,7 +36,7 @@ from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
-from multidraft.models.door import as_reader
+from multidraft.models.user_models import as_reader
 from multidraft.zoo import Pair
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -16,7 +16,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.cli.models import Models, load
+from multidraft.cli.pair import Models, load
 from multidraft.decoding.metrics import Info
 from multidraft.machine import hardware
 

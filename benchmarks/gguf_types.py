@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from multidraft.cli.models import TRANSFORMERS, Loader, load
+from multidraft.cli.engines import TRANSFORMERS, Loader
+from multidraft.cli.pair import load
 from multidraft.io.files import cache
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface.from_gguf import folder_of

@@ -31,7 +31,7 @@ from on_gpu.asked import PieceOptions, Skipped  # noqa: E402
 from on_gpu.pieces import PIECES, Piece  # noqa: E402
 from on_gpu.report import write_report  # noqa: E402
 
-from multidraft.cli.models import silence  # noqa: E402
+from multidraft.cli.engines import silence  # noqa: E402
 from multidraft.errors import AdviceError  # noqa: E402
 from multidraft.io import files  # noqa: E402
 from multidraft.io.journal import Journal, Record  # noqa: E402

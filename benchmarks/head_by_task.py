@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from multidraft.cli.models import Loader, load
+from multidraft.cli.engines import Loader
+from multidraft.cli.pair import load
 from multidraft.machine import hardware
 
 NAMES = ("right", "among three", "covered")

@@ -20,7 +20,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.cli.models import Loader, load
+from multidraft.cli.engines import Loader
+from multidraft.cli.pair import load
 from multidraft.machine import hardware
 
 WAYS = {  # the scheme, the walk, and whether it is of chains alone

@@ -30,7 +30,7 @@ from judged_table import add_lines, cause, line_of
 from servers import LLAMA_SERVER, NGRAM, Contestant, running
 from tqdm import tqdm
 
-from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, SMOLLM2, resolve
+from multidraft.cli.engines import DEFAULT_LOADER, EMBEDDED, SMOLLM2, resolve
 from multidraft.errors import AdviceError
 from multidraft.machine import commit, hardware, versions
 

@@ -47,7 +47,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.machine import commit, hardware
-from multidraft.models.door import as_reader
+from multidraft.models.user_models import as_reader
 from multidraft.server import Limits
 from multidraft.server.app import build
 from multidraft.server.engine import Engine

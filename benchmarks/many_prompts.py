@@ -15,7 +15,7 @@ import time
 import torch
 
 import multidraft as md
-from multidraft.cli.models import Models, load
+from multidraft.cli.pair import Models, load
 from multidraft.machine import commit, hardware
 
 SHORTEST, LONGEST = 8, 256  # new tokens of a row; their logarithms are uniform, as answers are: many short, few long

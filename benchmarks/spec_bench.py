@@ -32,7 +32,7 @@ from rich.table import Table
 from spec_contestants import contestants
 from tqdm import tqdm
 
-from multidraft.cli.models import ENGINES, TRANSFORMERS
+from multidraft.cli.engines import ENGINES, TRANSFORMERS
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions

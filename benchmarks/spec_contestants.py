@@ -9,7 +9,8 @@ import torch
 from servers import ALL_TOKENS
 
 import multidraft as md
-from multidraft.cli.models import Loader, load
+from multidraft.cli.engines import Loader
+from multidraft.cli.pair import load
 from multidraft.cli.run_report import with_whole_vocabulary
 from multidraft.zoo import smollm2
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multidraft.sampling.grammar import Grammar
     from multidraft.sampling.params import SamplingParams
     from multidraft.tensor_trees.sglang import verify_tree
-    from multidraft.verification.laws import optimal_acceptance_rate
+    from multidraft.verification.optimum import optimal_acceptance_rate
     from multidraft.verification.registry import scheme, schemes
 
     judge: Callable[..., Any]  # of the package multidraft-judge
@@ -60,7 +60,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "audit": "auditing",
     "generate": "generation.generate",
     "head": "models.heads.drafters",
-    "optimal_acceptance_rate": "verification.laws",
+    "optimal_acceptance_rate": "verification.optimum",
     "register": "verification.registry",
     "scheme": "verification.registry",
     "schemes": "verification.registry",

@@ -65,7 +65,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from multidraft.autotune import plans
     from multidraft.autotune.plans import MeasuredPair
     from multidraft.generation import DEFAULT_SCHEME
-    from multidraft.models.door import as_reader
+    from multidraft.models.user_models import as_reader
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 

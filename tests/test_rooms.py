@@ -55,9 +55,9 @@ def test_the_package_names_its_licenses_and_versions_of_python():
         assert f"Programming Language :: Python :: {version}" in project["classifiers"]
 
 
-def test_only_the_door_and_the_readers_behind_it_know_hugging_face_models():
+def test_only_where_models_come_in_and_their_readers_know_hugging_face_models():
     naming = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if "PreTrainedModel" in path.read_text()}
-    assert {path for path in naming if path.parts[:2] != ("models", "huggingface")} == {Path("models/door.py")}
+    assert {path for path in naming if path.parts[:2] != ("models", "huggingface")} == {Path("models/user_models.py")}
 
 
 def test_what_there_is_can_be_listed():

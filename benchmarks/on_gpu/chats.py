@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 import multidraft as md
-from multidraft.cli.models import DEFAULT_LOADER, Models, built_in_drafter, load, mixture_of, parse
+from multidraft.cli.drafter_names import built_in_drafter, mixture_of, parse
+from multidraft.cli.engines import DEFAULT_LOADER
+from multidraft.cli.pair import Models, load
 from multidraft.generation.text import encode_messages
 from multidraft.zoo import smollm2
 from on_gpu.asked import Line, PieceOptions, Skipped

@@ -17,7 +17,7 @@ from multidraft.models.ensemble import SideBySide
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
 from multidraft.verification.law import Law
-from multidraft.verification.laws import optimum as optimal
+from multidraft.verification.optimum import optimum as optimal
 from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme

@@ -1,6 +1,7 @@
 """Values that a shell completes after `--scheme`, `--target` and `--draft`; folders and files it completes itself."""
 
-from multidraft.cli.models import BUILT_IN, COPY, HEADS, NONE, PAIRS, SMOLLM2
+from multidraft.cli.drafter_names import BUILT_IN, COPY, HEADS, NONE
+from multidraft.cli.engines import PAIRS, SMOLLM2
 from multidraft.verification.names import SCHEME_NAMES, installed_names
 
 DRAFTERS = [NONE, *(name for name, number in BUILT_IN.items() if number), "layers:", *(f"{name}:" for name in HEADS)]

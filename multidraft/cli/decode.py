@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, Models, load, parse
+from multidraft.cli.drafter_names import parse
+from multidraft.cli.engines import Loader
 from multidraft.cli.options import check_drafting
+from multidraft.cli.pair import Models, load
 from multidraft.cli.prompts import Prompt, check_template, digest, encode
 from multidraft.io.journal import Journal
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace import TraceFile
-    from multidraft.models.door import Model
+    from multidraft.models.user_models import Model
     from multidraft.sampling.grammar import Grammar
 
 SEED_STRIDE = 1_000_003
@@ -65,7 +67,7 @@ class Job:
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.sampling.checks import check_all
+        from multidraft.sampling.params import check_all
 
         settings = self.settings
         check_all(settings, called=lambda name: f"--{name.replace('_', '-')}")

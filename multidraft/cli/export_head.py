@@ -7,7 +7,8 @@ from typer import Argument
 
 from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli.models import HEAD_NAME, SMOLLM2, load_models, silence
+from multidraft.cli.drafter_names import HEAD_NAME
+from multidraft.cli.engines import SMOLLM2, load_models, silence
 from multidraft.errors import AdviceError, quote
 
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}  # by which other engines find a target

@@ -8,7 +8,9 @@ from multidraft import machine
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode
-from multidraft.cli.models import NONE, Loader, Models, check_names, default_engine, default_pair, pair_note
+from multidraft.cli.drafter_names import NONE
+from multidraft.cli.engines import Loader
+from multidraft.cli.pair import Models, check_names, default_engine, default_pair, pair_note
 from multidraft.cli.prompts import Prompt, converse, note_open_answers, note_short_context, read_prompts
 from multidraft.cli.run_report import BASELINES, RunReport, baselines, run_baseline
 from multidraft.errors import AdviceError

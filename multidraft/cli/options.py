@@ -16,7 +16,8 @@ from typer.core import TyperCommand
 
 from multidraft.autotune.limits import TreeLimits
 from multidraft.cli import completion
-from multidraft.cli.models import CORPUS_HELP, DRAFT_HELP, ENGINE_HELP, LLAMA_LIB_HELP, TARGET_HELP, TRUST_HELP
+from multidraft.cli.drafter_names import CORPUS_HELP, DRAFT_HELP
+from multidraft.cli.engines import ENGINE_HELP, LLAMA_LIB_HELP, TARGET_HELP, TRUST_HELP
 from multidraft.decoding.shapes import TreeShape
 from multidraft.errors import AdviceError
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS

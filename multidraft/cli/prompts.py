@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from multidraft.cli import terminal
-from multidraft.cli.models import EMBEDDED
+from multidraft.cli.engines import EMBEDDED
 from multidraft.cli.options import LONE_SURROGATE
 from multidraft.errors import AdviceError
 from multidraft.generation.templates import Message, template_of
@@ -23,7 +23,7 @@ from multidraft.io import files, journal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft.cli.models import Models
+    from multidraft.cli.pair import Models
     from multidraft.zoo import Pair
 
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
@@ -110,7 +110,7 @@ def encode(prompts: list[Prompt], pair: "Models | Pair", chat: bool = False) -> 
 
 def check_length(prompt: Prompt, pair: "Models | Pair") -> None:
     """Raise if a prompt leaves no room for a new token."""
-    from multidraft.models.door import context_of
+    from multidraft.models.user_models import context_of
 
     context = context_of(pair.target)
     if context is not None and len(prompt.tokens) >= context:
@@ -122,7 +122,7 @@ def check_length(prompt: Prompt, pair: "Models | Pair") -> None:
 
 def note_short_context(prompts: list[Prompt], pair: "Models", max_new_tokens: int) -> None:
     """Say on stderr that some prompts leave less room in a model's context than `max_new_tokens`."""
-    from multidraft.models.door import context_of
+    from multidraft.models.user_models import context_of
 
     context, draft_context = context_of(pair.target), None if pair.draft is None else context_of(pair.draft)
     longest = min(max((len(prompt.tokens) for prompt in prompts), default=0) + max_new_tokens, context or math.inf)

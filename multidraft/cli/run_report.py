@@ -7,14 +7,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import terminal
-from multidraft.cli.models import NONE, SMOLLM2, small_draft
+from multidraft.cli.drafter_names import NONE
+from multidraft.cli.engines import SMOLLM2, small_draft
 from multidraft.io.journal import Journal, Record
 from multidraft.machine import is_busy
 from multidraft.sampling.params import SETTINGS
 
 if TYPE_CHECKING:
     from multidraft.cli.decode import Decoded
-    from multidraft.cli.models import Models
+    from multidraft.cli.pair import Models
     from multidraft.cli.prompts import Prompt
     from multidraft.decoding.metrics import Info
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, check_looks_up, check_names, default_pair, pair_note
+from multidraft.cli.drafter_names import check_looks_up
+from multidraft.cli.engines import Loader
+from multidraft.cli.pair import check_names, default_pair, pair_note
 from multidraft.cli.replicas import ReadyCallback, run_on_ray
 from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError, optional

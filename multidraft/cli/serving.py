@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, default_pair, load, parse
+from multidraft.cli.drafter_names import parse
+from multidraft.cli.engines import Loader
+from multidraft.cli.pair import default_pair, load
 from multidraft.cli.prompts import note_open_answers
 from multidraft.errors import AdviceError
 from multidraft.server import Limits
@@ -83,8 +85,8 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
         from multidraft.autotune.auto_policy import auto
         from multidraft.autotune.plans import MeasuredPair
-        from multidraft.models.door import as_reader
         from multidraft.models.huggingface.pass_check import DEPENDENCE_NOTE, depends_on_pass
+        from multidraft.models.user_models import as_reader
         from multidraft.sampling.generation_config import defaults_note, model_defaults
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service

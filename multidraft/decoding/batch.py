@@ -25,7 +25,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.huggingface.weight_marks import ModelMark, modules_of
 from multidraft.models.prefix_models import answers_prompts
 from multidraft.models.reader import Reader
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 
 LOG = logging.getLogger(__name__)
 

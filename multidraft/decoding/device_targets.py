@@ -16,8 +16,8 @@ from multidraft.decoding.targets import Ids, NodeResidual, NodeTarget, Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual
 from multidraft.sampling.from_logits import pending_distributions
-from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import process_lines
+from multidraft.sampling.row_faults import RowFault
 from multidraft.transfer import concatenate, download, upload
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.precision import FACTOR_BELOW_ONE

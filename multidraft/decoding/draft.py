@@ -19,7 +19,7 @@ from multidraft.decoding.state import DecodeConfig, NodeGroup, RowNode, RunningR
 from multidraft.decoding.tree import LevelScores, NodeLaw, TokenTree, stack_distributions
 from multidraft.models.reader import MAX_CHUNK_TOKENS, Scored, chain_parents
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
-from multidraft.sampling.gate import Faults, RowFault
+from multidraft.sampling.row_faults import Faults, RowFault
 from multidraft.transfer import take
 from multidraft.verification.law import Law
 

@@ -14,8 +14,8 @@ import torch
 from multidraft.decoding.record import STEP_PARTS, Logprob, Measured, StepRecord, acceptance_of
 from multidraft.decoding.targets import NodeTarget, stack_targets
 from multidraft.decoding.tree import NodeLaw, stack_distributions
-from multidraft.sampling.gate import RowFault
-from multidraft.verification.laws import optimum
+from multidraft.sampling.row_faults import RowFault
+from multidraft.verification.optimum import optimum
 from multidraft.verification.scheme import Scheme
 
 CHEAP_SHARE = 0.01  # of the time

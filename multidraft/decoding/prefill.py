@@ -22,7 +22,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Reader, Scored, chain_parents
 from multidraft.models.scores import check_whole
 from multidraft.sampling.from_logits import softmax
-from multidraft.sampling.gate import RowFault, distribution_error
+from multidraft.sampling.row_faults import RowFault, distribution_error
 
 MAX_RATIO, MAX_PADDING = 1.25, 6  # of the longest to the shortest prompt side by side, and tokens that cost little
 

@@ -12,7 +12,7 @@ from multidraft.decoding.policy import StepForecast
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Verdict, WalkResult
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 
 STEP_PARTS = ("draft", "target", "rule", "cache", "measure")
 

@@ -10,8 +10,7 @@ from transformers import StoppingCriteria
 from multidraft.decoding.record import Emitted, Logprob
 from multidraft.decoding.state import Randomness
 from multidraft.models.corpus import Corpus
-from multidraft.sampling.criteria import holds
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault, holds
 from multidraft.sampling.settings import Sampling
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from multidraft.decoding.state import NodeGroup, RowNode, RunningRow, groups_by_
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Residual, WalkResult
 from multidraft.sampling.from_logits import is_greedy, most_likely_tokens, target_distributions
-from multidraft.sampling.gate import RowFault, upcast
+from multidraft.sampling.row_faults import RowFault, upcast
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import pick_each
 

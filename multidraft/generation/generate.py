@@ -35,17 +35,17 @@ from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop
 from multidraft.generation.streaming import as_stream
 from multidraft.generation.text import text_ends
 from multidraft.machine import is_busy, warn_of_spinning
-from multidraft.models.door import HuggingFaceModel, Model, as_model, as_reader
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.pass_check import DEPENDENCE_NOTE, depends_on_pass
 from multidraft.models.reader import Reader
+from multidraft.models.user_models import HuggingFaceModel, Model, as_model, as_reader
 from multidraft.sampling import generation_config as configs
 from multidraft.sampling.from_processors import before_warpers
-from multidraft.sampling.gate import RowFault
 from multidraft.sampling.param_fields import PromptContext
 from multidraft.sampling.params import SamplingParams
 from multidraft.sampling.processors import check_pure, for_row, is_bound
+from multidraft.sampling.row_faults import RowFault
 from multidraft.sampling.settings import Sampling
 
 MAX_PROMPT_TOKENS_BESIDE_ROWS = 512  # that are read between two steps of rows that decode

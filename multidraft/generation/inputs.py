@@ -18,13 +18,13 @@ from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, quote
 from multidraft.generation import FIXED_TREE
-from multidraft.models.door import Model, as_model, context_of, is_reduced, vocabulary_size
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import HEAD_NAME, head
 from multidraft.models.reader import Reader
+from multidraft.models.user_models import Model, as_model, context_of, is_reduced, vocabulary_size
 from multidraft.models.vocabularies import check_ids, check_sizes, other_tokens, undrafted_note
-from multidraft.sampling.checks import check_all
+from multidraft.sampling.params import check_all
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 

@@ -21,9 +21,8 @@ from multidraft.errors import AdviceError, quote
 from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
 from multidraft.generation.inputs import number_or_default, resolve_config
 from multidraft.generation.streaming import Stream, Streamer
-from multidraft.sampling.checks import check
 from multidraft.sampling.generation_config import OWN_SETTINGS
-from multidraft.sampling.params import SamplingParams
+from multidraft.sampling.params import SamplingParams, check
 from multidraft.verification.scheme import Scheme
 
 

@@ -57,7 +57,7 @@ def text_ends(model: Any, tokenizer: "PreTrainedTokenizerBase | None", chat: boo
 
     Fine-tuned models often have only one of them right.
     """
-    from multidraft.models.door import vocabulary_size
+    from multidraft.models.user_models import vocabulary_size
     from multidraft.sampling.generation_config import ends_of
 
     ends = ends_of(getattr(model, "generation_config", None), set())

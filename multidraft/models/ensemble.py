@@ -10,10 +10,10 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError, is_number, quote
 from multidraft.models.corpus import Corpus
-from multidraft.models.door import Model, as_reader
 from multidraft.models.ngram import Lookup
 from multidraft.models.reader import MAX_CHUNK_TOKENS, HiddenStates, Lists, Reader, Row, Scored, chain_parents
 from multidraft.models.scores import Scores, TokenScores
+from multidraft.models.user_models import Model, as_reader
 from multidraft.models.vocabularies import are_close
 from multidraft.transfer import take, upload
 from multidraft.verification.distributions import describe

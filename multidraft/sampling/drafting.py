@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.sampling.from_logits import distributions
-from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, process_lines
+from multidraft.sampling.row_faults import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.settings import Sampling
 from multidraft.sampling.truncation import nucleus_of
 from multidraft.transfer import download, upload

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import Faults, Lines, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, Processors, find_faults, process_lines
+from multidraft.sampling.row_faults import Faults, Lines, distribution_error, upcast
 from multidraft.sampling.settings import Sampling
 from multidraft.sampling.truncation import TOP_P_HEAD, truncated_lines
 from multidraft.verification import loops

@@ -10,8 +10,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, quote
-from multidraft.sampling.checks import check_all
-from multidraft.sampling.params import RECOMMENDED, SETTINGS, SamplingParams
+from multidraft.sampling.params import RECOMMENDED, SETTINGS, SamplingParams, check_all
 
 HONOURED_SETTINGS = {known.transformers for known in SETTINGS.values() if known.transformers is not None} | {
     "do_sample",

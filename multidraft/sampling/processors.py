@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from multidraft.errors import AdviceError, shown_error
-from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, shape_error, upcast
 from multidraft.sampling.grammar import Grammar, PathMasks
+from multidraft.sampling.row_faults import Faults, Lines, RowFault, distribution_error, shape_error, upcast
 from multidraft.transfer import upload
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node

@@ -28,9 +28,9 @@ from multidraft.generation.stopping import TextReader
 from multidraft.generation.text import REPLACEMENT, IncrementalDetokenizer, token_bytes, token_text
 from multidraft.machine import is_busy
 from multidraft.server import TIMEOUT_ERROR, Refused
-from multidraft.server.bodies import ChatBody, GenerationBody
 from multidraft.server.calls import CallDelta, CallReader, ThoughtReader, calls_of
 from multidraft.server.process import error_as_json
+from multidraft.server.request_bodies import ChatBody, GenerationBody
 from multidraft.server.service import Service
 from multidraft.server.structured import has_form
 from multidraft.server.tools import Json

@@ -22,10 +22,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from multidraft.errors import AdviceError
 from multidraft.server import Refused
 from multidraft.server.answers import Chat, Completion, reply
-from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from multidraft.server.docs import docs_page
 from multidraft.server.page import PAGE, html_response
 from multidraft.server.process import error_response
+from multidraft.server.request_bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from multidraft.server.request_fields import ADDRESSES, FIELDS, IGNORED_HEADER, header_of
 from multidraft.server.responses import Responses, ResponsesBody
 from multidraft.server.service import PLAIN_TEMPLATE, Service

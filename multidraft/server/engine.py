@@ -20,7 +20,7 @@ from multidraft.decoding.request import Request
 from multidraft.decoding.state import MEASURED_AT_FIRST, DecodeConfig
 from multidraft.decoding.warm_up import warm_up
 from multidraft.models.reader import Reader
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 from multidraft.server import BROKEN_ERROR, CLOSED_ERROR, FULL_ERROR, Limits, Refused
 
 LOG = logging.getLogger(__name__)

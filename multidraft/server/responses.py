@@ -11,8 +11,8 @@ from pydantic import Field
 from multidraft.decoding.request import Request as EngineRequest
 from multidraft.errors import AdviceError, quote
 from multidraft.server.answers import Chat, Choice, Json, Piece, encode_json, text_of
-from multidraft.server.bodies import FAIL_FAST, ChatBody, LongText, OpenBody, PositiveCount
 from multidraft.server.process import error_as_json
+from multidraft.server.request_bodies import FAIL_FAST, ChatBody, LongText, OpenBody, PositiveCount
 from multidraft.server.request_fields import FIELDS, ignored_fields
 from multidraft.server.service import Service
 

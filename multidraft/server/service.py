@@ -27,7 +27,8 @@ from multidraft.models.corpus import Corpus
 from multidraft.sampling.generation_config import model_defaults
 from multidraft.sampling.grammar import Grammar
 from multidraft.server import CLOSED_ERROR, Refused
-from multidraft.server.bodies import (
+from multidraft.server.engine import Engine, send_updates
+from multidraft.server.request_bodies import (
     ALL_THE_ROOM,
     ChatBody,
     CompletionBody,
@@ -37,7 +38,6 @@ from multidraft.server.bodies import (
     check,
     sampling_of,
 )
-from multidraft.server.engine import Engine, send_updates
 from multidraft.server.structured import grammar_of, has_form
 from multidraft.server.tools import with_call_objects
 

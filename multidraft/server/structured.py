@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError, quote
 from multidraft.sampling.grammar import Grammar, lark_of, schema_text
-from multidraft.server.bodies import GenerationBody
+from multidraft.server.request_bodies import GenerationBody
 from multidraft.server.tools import call_rules, forced_functions, json_rule
 
 if TYPE_CHECKING:

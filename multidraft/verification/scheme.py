@@ -12,7 +12,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError, check_integer
 from multidraft.verification.distributions import check_distribution, describe, has_values, uniform
 from multidraft.verification.law import Law
-from multidraft.verification.laws import optimum
+from multidraft.verification.optimum import optimum
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
 from multidraft.verification.outside import check_numbers
 from multidraft.verification.precision import Draft, Rates, Rows, Tuples

@@ -12,7 +12,7 @@ from multidraft.zoo.smollm2 import INSTALL
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft.models.door import HuggingFaceModel
+    from multidraft.models.user_models import HuggingFaceModel
 
 FOLDER = Path(__file__).parent
 

@@ -12,7 +12,8 @@ import multidraft as md
 from multidraft.auditing.pairs import drafting, small_pairs
 from multidraft.auditing.parts import subject
 from multidraft.verification import loops
-from multidraft.verification.laws import Iid, optimal_acceptance_rate
+from multidraft.verification.laws import Iid
+from multidraft.verification.optimum import optimal_acceptance_rate
 from multidraft.verification.precision import least
 from multidraft.verification.rules.lorenz import lorenz
 

@@ -281,7 +281,7 @@ def nothing_works(monkeypatch) -> None:
         raise AssertionError("work was begun")
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
-    monkeypatch.setattr("multidraft.cli.models.hub_answers", lambda: False)
+    monkeypatch.setattr("multidraft.cli.engines.hub_answers", lambda: False)
     for place in WORK:
         monkeypatch.setattr(f"multidraft_research.{place}", work)
 

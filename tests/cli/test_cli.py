@@ -29,7 +29,7 @@ from multidraft.autotune import plans
 from multidraft.autotune.plans import Profile
 from multidraft.cli import terminal
 from multidraft.cli.main import COMMANDS, load_command
-from multidraft.cli.models import Models
+from multidraft.cli.pair import Models
 from multidraft.cli.prompts import Prompt, read_prompts
 from multidraft.cli.run_report import ASSISTED, LOOKUP, RunReport, Runs, baselines, hint, with_whole_vocabulary
 from multidraft.decoding.metrics import TIMED_PARTS, Info

@@ -21,11 +21,11 @@ from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, Tree
-from multidraft.models.door import as_reader
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.huggingface import masks
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel
+from multidraft.models.user_models import as_reader
 from multidraft.sampling.settings import Sampling
 
 WAY = DecodeConfig(md.scheme("anchored:lorenz"), measure=0), StaticTree(Tree.parse("2x1"))

@@ -14,7 +14,7 @@ from multidraft.decoding.targets import LikeliestToken, NodeTarget, Targets, sta
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WalkResult
 from multidraft.models.prefix_models import TableModel, random_table
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 from multidraft.sampling.settings import Sampling
 
 SIZE, COUNT, PROMPT = 8, 12, [1, 2]

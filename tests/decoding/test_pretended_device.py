@@ -30,7 +30,7 @@ from multidraft.models.ensemble import LookupThenModel, Mixture
 from multidraft.models.heads.drafters import drafter
 from multidraft.models.huggingface import fixed_steps
 from multidraft.models.ngram import Lookup, NGram
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 from multidraft.server import Limits
 from multidraft.server.engine import Engine
 from multidraft.verification.registry import entries

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 import multidraft as md
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.masks import CausalLM
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 from multidraft.verification.loops import softmax_lines
 
 ON_CPU = torch.tensor([1, 2, 0])

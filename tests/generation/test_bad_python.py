@@ -13,10 +13,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import multidraft as md
 from multidraft.generation.inputs import as_lists
-from multidraft.models.door import as_reader
 from multidraft.models.gguf.places import llama_cpp_path
 from multidraft.models.huggingface import loading
-from multidraft.sampling.checks import CHECKS
+from multidraft.models.user_models import as_reader
+from multidraft.sampling.params import CHECKS
 from multidraft.sampling.ranges import Range
 
 pytestmark = pytest.mark.usefixtures("unchecked")

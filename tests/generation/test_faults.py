@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 import multidraft as md
 from multidraft.models.prefix_models import TableModel, random_table
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 
 SIZE, NEW, NAN, INF = 6, 12, float("nan"), float("inf")
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
@@ -146,7 +146,7 @@ def test_a_fault_names_the_row_of_the_beginning():
 
 
 def test_faults_that_nobody_looks_for_are_caught(monkeypatch):
-    """The biased twin: a gate without its check lets the row go on."""
+    """The biased twin: without its check scores let the row go on."""
     monkeypatch.setattr("multidraft.sampling.from_logits.not_finite", lambda _: [])
     with pytest.raises((AssertionError, ValueError)):
         compared(table(1, 1, 6, SPOILT["nothing left"]), table(2), 1, 6, "greedy")

@@ -14,7 +14,7 @@ from multidraft.models.ensemble import Mixture, SideBySide
 from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.scores import Scores
-from multidraft.sampling.gate import RowFault
+from multidraft.sampling.row_faults import RowFault
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 SIZE, NEW, NAN, INF = 6, 8, float("nan"), float("inf")

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.cli.decode import Job
+from multidraft.cli.engines import Loader
 from multidraft.cli.generate import SamplingOptions
 from multidraft.cli.main import app
-from multidraft.cli.models import Loader, Models
 from multidraft.cli.options import DraftingOptions
+from multidraft.cli.pair import Models
 from multidraft.cli.prompts import check_template, read_prompts
 from multidraft.models.reader import Reader
 

@@ -16,9 +16,9 @@ from multidraft.decoding.state import DecodeConfig, Randomness, RunningRow, Stat
 from multidraft.decoding.step import step
 from multidraft.decoding.targets import Targets
 from multidraft.decoding.tree import TokenTree
-from multidraft.models.door import Model, as_reader
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
+from multidraft.models.user_models import Model, as_reader
 from multidraft.sampling.settings import Sampling
 
 Way = tuple[DecodeConfig, TreePolicy]

@@ -17,8 +17,8 @@ import multidraft as md
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.models.door import Model
 from multidraft.models.prefix_models import TableModel, random_table
+from multidraft.models.user_models import Model
 from multidraft.server import Limits
 from multidraft.server.app import build
 from multidraft.server.engine import Engine

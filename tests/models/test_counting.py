@@ -15,13 +15,13 @@ from torch import Tensor
 from multidraft.decoding.tree import MIN_COMPLETE_MASS
 from multidraft.errors import AdviceError
 from multidraft.models.corpus import SEARCHED, Corpus, read_texts
-from multidraft.models.door import as_reader
 from multidraft.models.ensemble import MIN_CERTAINTY, LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.lookups import LONG_MATCH, MAX_AWAY, MAX_CERTAINTY, Matches, size_class
 from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.models.reader import Reader
 from multidraft.models.scores import TokenScores
+from multidraft.models.user_models import as_reader
 
 EXACT = 1e-12
 TEXT = [0, 1, 0, 0, 1, 1, 0]

@@ -23,12 +23,12 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.models.door import as_reader
 from multidraft.models.huggingface import fixed_steps, masks
 from multidraft.models.huggingface.fixed_steps import BufferPool, CapturedStep
 from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.prefix_models import TableModel, random_table
+from multidraft.models.user_models import as_reader
 from multidraft.sampling.settings import Sampling
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

@@ -65,7 +65,7 @@ def test_a_file_that_nothing_reads_is_refused_before_torch_is_loaded(tmp_path):
     """As an error in the first second is worth more than one in the tenth."""
     (tmp_path / "other.gguf").write_bytes(window_file().read_bytes().replace(b"gemma3", b"plamo3"))
     script = (
-        "import sys; from multidraft.cli.models import check_names; from multidraft.errors import AdviceError\n"
+        "import sys; from multidraft.cli.pair import check_names; from multidraft.errors import AdviceError\n"
         "try:\n    check_names(sys.argv[1], 'lookup', 'transformers')\n"
         "except AdviceError as error:\n    print(error, 'torch' in sys.modules)"
     )

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import multidraft as md
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
-from multidraft.models.door import Model, as_reader
 from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.gated_delta import DeltaLayer
 from multidraft.models.huggingface.kv_cache import TreeCache
@@ -25,6 +24,7 @@ from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.huggingface.paths import Paths, Reading
 from multidraft.models.ngram import NGram
 from multidraft.models.reader import Reader
+from multidraft.models.user_models import Model, as_reader
 from multidraft.sampling.settings import Sampling
 
 TOLD = [*ONE_PASS, *AS_PATHS]

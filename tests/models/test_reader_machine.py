@@ -16,10 +16,10 @@ from tiny import tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from multidraft.models.door import as_reader
 from multidraft.models.huggingface.kv_cache import BufferLayer, Storage, TreeCache
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.reader import Reader
+from multidraft.models.user_models import as_reader
 
 MAX_ROWS, MAX_LENGTH, STEPS_OF_LIFE = 33, 48, 50
 ENOUGH_LIVES = 200  # to meet what is broken: the first that does ends a test

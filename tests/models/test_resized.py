@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 import multidraft as md
 from multidraft.autotune.plans import model_identity
 from multidraft.models import vocabularies
-from multidraft.models.door import as_reader
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.huggingface import fixed_steps
 from multidraft.models.huggingface.compat import vocabulary_of
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.prefix_models import TableModel, random_table
+from multidraft.models.user_models import as_reader
 from multidraft.sampling.settings import Sampling
 
 PROMPTS = [[3, 1, 4, 1], [2, 7], [5]]

@@ -28,10 +28,10 @@ from torch.nn.utils import parametrizations, vector_to_parameters
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import multidraft as md
-from multidraft.models.door import as_reader
 from multidraft.models.huggingface import compat, packed_view, weight_marks
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.huggingface.packed_view import PackedLinear, view_of
+from multidraft.models.user_models import as_reader
 
 SIZES = {"hidden_size": 128, "intermediate_size": 160}  # so that linear layers are worth packing
 NORMED = {**SIZES, "head_dim": 32}

@@ -16,7 +16,7 @@ from multidraft_research.tuning.target_passes import (
 )
 
 from multidraft.decoding.tree import NO_DRAFTS, Tree
-from multidraft.models.door import as_reader
+from multidraft.models.user_models import as_reader
 
 MAX_NODES = 6
 

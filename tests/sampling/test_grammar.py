@@ -20,10 +20,10 @@ from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling import grammar as grammars
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import target_distributions
-from multidraft.sampling.gate import RowFault
 from multidraft.sampling.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, PathMasks
 from multidraft.sampling.params import SamplingParams
 from multidraft.sampling.processors import GrammarMask
+from multidraft.sampling.row_faults import RowFault
 from multidraft.zoo import load_pair
 
 EXACT, BIASED = 1e-12, 1e-3

@@ -9,12 +9,11 @@ from transformers import GenerationConfig, TypicalLogitsWarper, WatermarkingConf
 
 import multidraft as md
 from multidraft.cli.generate import SamplingOptions
-from multidraft.sampling.checks import CHECKS, check, check_all
 from multidraft.sampling.generation_config import OWN_SETTINGS, params_from
-from multidraft.sampling.params import SETTINGS, SamplingParams
+from multidraft.sampling.params import CHECKS, SETTINGS, SamplingParams, check, check_all
 from multidraft.sampling.processors import CountPenalty, LogitBias, TopNSigma
 from multidraft.sampling.ranges import Range
-from multidraft.server import Limits, bodies
+from multidraft.server import Limits, request_bodies
 
 CPU = torch.device("cpu")
 BEYOND = {
@@ -34,16 +33,18 @@ def test_one_table_of_ranges_serves_python_the_command_line_and_the_server(name)
         check_all({name: BEYOND[name]}, called=lambda _: option)
     assert str(on_the_command_line.value) == option + problem
     if served := SETTINGS[name].served:
-        body = bodies.CompletionBody(model="toy", prompt="a", **{served: BEYOND[name]})
+        body = request_bodies.CompletionBody(model="toy", prompt="a", **{served: BEYOND[name]})
         with pytest.raises(md.AdviceError, match="^" + served) as in_a_request:
-            bodies.check(body, Limits(), 5)
+            request_bodies.check(body, Limits(), 5)
         assert str(in_a_request.value) == served + problem
 
 
 def test_every_way_in_has_the_settings_that_it_should():
     assert OWN_SETTINGS <= set(inspect.signature(md.generate).parameters)
     assert {f.name for f in fields(SamplingOptions)} == {name for name, known in SETTINGS.items() if known.option}
-    assert set(bodies.SETTINGS_BY_FIELD) <= set(bodies.CompletionBody.model_fields) & set(bodies.ChatBody.model_fields)
+    assert set(request_bodies.SETTINGS_BY_FIELD) <= set(request_bodies.CompletionBody.model_fields) & set(
+        request_bodies.ChatBody.model_fields
+    )
     for name in ("temperature", "top_k", "top_p", "min_p", "top_n_sigma", "repetition_penalty"):
         assert SETTINGS[name].option
         assert SETTINGS[name].served == name
@@ -51,11 +52,11 @@ def test_every_way_in_has_the_settings_that_it_should():
 
 
 def test_a_request_and_a_call_compile_to_the_same_processors_in_the_same_order():
-    body = bodies.CompletionBody(
+    body = request_bodies.CompletionBody(
         model="toy", prompt="a", temperature=0.5, top_k=-1, min_p=0.1, min_tokens=2, top_n_sigma=2, presence_penalty=1,
         frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={3: 1.0}, top_p=1, typical_p=0.9,
     )  # fmt: skip
-    request = bodies.sampling_of(body, [0, 1], 5, {4}, CPU)
+    request = request_bodies.sampling_of(body, [0, 1], 5, {4}, CPU)
     params = SamplingParams(
         temperature=0.5, min_p=0.1, min_new_tokens=2, top_n_sigma=2, presence_penalty=1, frequency_penalty=0.5,
         repetition_penalty=1.2, logit_bias={3: 1.0}, eos_token_id=[4], typical_p=0.9,
@@ -70,8 +71,10 @@ def test_a_request_and_a_call_compile_to_the_same_processors_in_the_same_order()
             "MinNewTokensLengthLogitsProcessor",
         ]
         assert [type(processor) for processor in sampling.after.listed] == [TypicalLogitsWarper]
-    plain = bodies.CompletionBody(model="toy", prompt="a", temperature=0.5, top_k=0, top_p=1, top_n_sigma=0)
-    assert bodies.sampling_of(plain, [0, 1], 5, {4}, CPU) == SamplingParams(temperature=0.5).compile([0], 5, CPU)
+    plain = request_bodies.CompletionBody(model="toy", prompt="a", temperature=0.5, top_k=0, top_p=1, top_n_sigma=0)
+    assert request_bodies.sampling_of(plain, [0, 1], 5, {4}, CPU) == SamplingParams(temperature=0.5).compile(
+        [0], 5, CPU
+    )
 
 
 def test_settings_of_a_configuration_are_taken_over_and_changed_by_name():

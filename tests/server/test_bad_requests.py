@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving import GOOD, MAX_WAIT_SECONDS, NUM_LETTERS, check_refused, events, served, toy, until
 
 from multidraft.server.app import build
-from multidraft.server.bodies import ChatBody, CompletionBody
+from multidraft.server.request_bodies import ChatBody, CompletionBody
 
 JSON = {"content-type": "application/json"}
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3, "logprobs": True}

@@ -23,9 +23,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import multidraft.cli.serve as command
-from multidraft.cli import models
 from multidraft.cli import serving as serving_options
+from multidraft.cli.engines import DEFAULT_LOADER
 from multidraft.cli.main import app
+from multidraft.cli.pair import load
 from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.server import Limits, process
@@ -183,7 +184,7 @@ def test_settings_arrive_where_they_act():
 def test_a_model_whose_modules_look_across_a_pass_is_served_without_drafts(looks_across, monkeypatch, capsys):
     """As one that comes with code of its own."""
 
-    pair = models.load("embedded", "embedded", models.DEFAULT_LOADER)
+    pair = load("embedded", "embedded", DEFAULT_LOADER)
     pair = pair._replace(target=deepcopy(pair.target))
     if looks_across:
         pair.target.model.norm.register_forward_hook(lambda module, inputs, states: states - states.mean(1, True))

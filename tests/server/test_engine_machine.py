@@ -25,9 +25,9 @@ from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import Outlook, Plan, PromptReads, StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree, Tree
-from multidraft.models.door import as_reader
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
+from multidraft.models.user_models import as_reader
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
 from multidraft.server.engine import Engine

@@ -10,7 +10,7 @@ import pytest
 from serving import check_refused, events, served, toy
 from tokenizers.processors import TemplateProcessing
 
-from multidraft.server.bodies import ChatBody, CompletionBody, TokenizeBody
+from multidraft.server.request_bodies import ChatBody, CompletionBody, TokenizeBody
 from multidraft.server.request_fields import ADDRESSES, FIELDS, IGNORED_ELSEWHERE, IGNORED_HEADER, Route, markdown
 from multidraft.server.responses import ResponsesBody
 

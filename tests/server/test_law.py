@@ -12,7 +12,7 @@ from multidraft.decoding.request import Request
 from multidraft.models.prefix_models import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.server import answers
-from multidraft.server.bodies import GenerationBody
+from multidraft.server.request_bodies import GenerationBody
 from multidraft.server.service import Service
 
 SIZE, ANSWERS = 4, 64  # answers of a request

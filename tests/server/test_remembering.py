@@ -8,7 +8,7 @@ from serving import check_refused, events, letters, served, service
 
 from multidraft.models.ngram import Lookup
 from multidraft.models.prefix_models import TableModel, random_table
-from multidraft.server.bodies import CompletionBody
+from multidraft.server.request_bodies import CompletionBody
 from multidraft.server.service import TextMemory
 
 SECRET, SIZE = "qwertyuiopasdfghjklzxcvbnm", 26

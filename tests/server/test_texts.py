@@ -18,7 +18,7 @@ from multidraft.cli.serving import Serving
 from multidraft.generation.text import closing_token, encode_messages, encode_text, text_ends
 from multidraft.models.prefix_models import TableModel
 from multidraft.sampling.settings import Sampling
-from multidraft.server.bodies import CompletionBody
+from multidraft.server.request_bodies import CompletionBody
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -11,10 +11,11 @@ from multidraft_research.solvers.linear_program import optimal_by_linear_program
 from pairs import all_pairs
 
 from multidraft.errors import AdviceError
-from multidraft.verification.laws import LAWS, optimal_acceptance_rate
+from multidraft.verification.laws import LAWS
 from multidraft.verification.laws.anchored import anchor_count, optimal_anchored
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.laws.without_replacement import optimal_without_replacement, some_outside
+from multidraft.verification.optimum import optimal_acceptance_rate
 
 # --- a slow twin: every law as it is told, one draw after another --------------------------------------------------
 

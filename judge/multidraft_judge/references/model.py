@@ -14,7 +14,7 @@ from multidraft_judge.references.reference import OTHER_TOKENS, Reference, Score
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft.models.door import Model
+    from multidraft.models.user_models import Model
     from multidraft.sampling.settings import Sampling
 
 
@@ -37,7 +37,9 @@ def load_reference(name: str, num_logprobs: int, dtype: str | None = None) -> "M
     In float32 it is read by transformers on the CPU, a GGUF file, too.
     """
     optional("multidraft", "install its wheel, or `pip install .` in its checkout")
-    from multidraft.cli.models import DEFAULT_LOADER, NONE, TRANSFORMERS, Loader, load
+    from multidraft.cli.drafter_names import NONE
+    from multidraft.cli.engines import DEFAULT_LOADER, TRANSFORMERS, Loader
+    from multidraft.cli.pair import load
     from multidraft.errors import AdviceError as Refusal
 
     try:
@@ -59,7 +61,7 @@ class ModelReference(Reference):
     def __init__(
         self, model: "Model", tokenizer: "PreTrainedTokenizerBase", reported: Reported = "sampled", top: int = 10
     ):
-        from multidraft.models.door import as_reader
+        from multidraft.models.user_models import as_reader
 
         self.model, self.tokenizer, self.reported, self.top = as_reader(model), tokenizer, reported, top
 

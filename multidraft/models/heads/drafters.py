@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.errors import AdviceError, quote
-from multidraft.models.door import Model
 from multidraft.models.heads.head_files import WEIGHT_FILES, load_head
 from multidraft.models.heads.networks import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.target import target_of
@@ -23,6 +22,7 @@ from multidraft.models.huggingface.kv_cache import TreeCache
 from multidraft.models.huggingface.loading import reason
 from multidraft.models.huggingface.packed_view import view_of
 from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, chain_parents, count_scored, digest
+from multidraft.models.user_models import Model
 from multidraft.transfer import concatenate, take, upload
 
 Logits = Float[Tensor, "rows new columns"]

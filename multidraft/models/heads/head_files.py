@@ -11,11 +11,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
 from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored_tensors
-from multidraft.models.door import Model
 from multidraft.models.heads.configuration import FOLDER_ADVICE, GET_FILES_AGAIN, MAX_MEDUSA, read_settings
 from multidraft.models.heads.networks import MEDUSA, MODULES, AnyHead, Body, Settings
 from multidraft.models.heads.target import Target, target_of
 from multidraft.models.huggingface.loading import reason
+from multidraft.models.user_models import Model
 
 StoredWeights = dict[str, Stored]
 WEIGHT_FILES = "*.safetensors", "pytorch_model*.bin", "medusa_lm_head.pt"  # the first pattern that has any

@@ -8,12 +8,12 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from multidraft.errors import AdviceError
-from multidraft.models.door import Model, as_reader
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import compat
 from multidraft.models.huggingface.from_gguf import shared_weights
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
 from multidraft.models.reader import NO_HIDDEN_STATES
+from multidraft.models.user_models import Model, as_reader
 
 
 @dataclass(frozen=True)

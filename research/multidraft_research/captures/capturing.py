@@ -15,8 +15,8 @@ from multidraft.decoding.prefill import read
 from multidraft.errors import AdviceError
 from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
-from multidraft.models.door import Model, as_reader, context_of
 from multidraft.models.reader import chain_parents
+from multidraft.models.user_models import Model, as_reader, context_of
 from multidraft_research.captures.folder import ShardEntry
 from multidraft_research.captures.recording import Recording, resize
 from multidraft_research.captures.shard import Shard, losses

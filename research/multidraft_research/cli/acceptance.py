@@ -62,7 +62,7 @@ def acceptance(
 
 def check(random: int, capture: Path | None, model: str | None, temperatures: list[float]) -> None:
     """Raise on temperatures that make no distribution, and unless there is one source of pairs."""
-    from multidraft.sampling.checks import check as check_setting
+    from multidraft.sampling.params import check as check_setting
 
     named = {"--random": random, "--capture": capture, "--target or --draft": model}
     named_options = [name for name, value in named.items() if value]

@@ -11,7 +11,7 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import EMBEDDED
+from multidraft.cli.engines import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -79,7 +79,7 @@ def capture(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Keep the logits of a model pair at every token of continuations sampled from the target."""
-    from multidraft.sampling.checks import check as check_setting
+    from multidraft.sampling.params import check as check_setting
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
 
@@ -103,7 +103,7 @@ def make_capture(
 ) -> "Capture":
     """The capture in a folder, made or gone on with, in this process unless there is an executor."""
     from multidraft.io.journal import Journal
-    from multidraft.models.door import vocabulary_size
+    from multidraft.models.user_models import vocabulary_size
     from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear, is_whole
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
     from multidraft_research.cli.executors import run, serial

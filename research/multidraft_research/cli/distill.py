@@ -8,7 +8,7 @@ from typer import Option
 
 from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
-from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, go_offline_without_hub, silence
+from multidraft.cli.engines import DEFAULT_LOADER, EMBEDDED, go_offline_without_hub, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
 from multidraft.machine import commit, hardware, versions
@@ -76,8 +76,8 @@ def check_same(note: Path, ours: dict[str, Any]) -> None:
 
 def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
     """The draft model, with about as many tokens as the capture, and its tokenizer."""
-    from multidraft.models.door import vocabulary_size
     from multidraft.models.huggingface.loading import load_model, load_tokenizer
+    from multidraft.models.user_models import vocabulary_size
     from multidraft.models.vocabularies import check_sizes
     from multidraft.zoo import load_pair
 

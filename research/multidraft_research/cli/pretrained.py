@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from multidraft.cli import completion
-from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, TRANSFORMERS, Loader, is_file, load_models
+from multidraft.cli.engines import DEFAULT_LOADER, EMBEDDED, TRANSFORMERS, Loader, is_file, load_models
 from multidraft.errors import AdviceError
 from multidraft.models.gguf.hub import look_up
 from multidraft.zoo import Pair

@@ -11,7 +11,7 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import silence
+from multidraft.cli.engines import silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import hardware, versions
@@ -78,7 +78,7 @@ def train(
 
 def teacher(target: str, settings: dict[str, Any]) -> "Teacher":
     """The target that a draft is to be trained for; raises on settings of a target that would be trained first."""
-    from multidraft.cli.models import Loader, load_models
+    from multidraft.cli.engines import Loader, load_models
     from multidraft_research.cli.pretrained import check_pretrained_names
     from multidraft_research.training.recipe import Teacher
 
@@ -92,7 +92,7 @@ def teacher(target: str, settings: dict[str, Any]) -> "Teacher":
 
 def sizes(target: str | None, taught: "Teacher") -> dict[str, Any]:
     """What a draft has from its target."""
-    from multidraft.models.door import context_of, vocabulary_size
+    from multidraft.models.user_models import context_of, vocabulary_size
     from multidraft_research.training.recipe import Recipe
 
     return {

@@ -12,8 +12,8 @@ from typer import Option
 
 from multidraft.cli import completion, terminal
 from multidraft.cli import options as o
+from multidraft.cli.engines import SMOLLM2, Loader, load_models, silence
 from multidraft.cli.export_head import HUB_NAMES
-from multidraft.cli.models import SMOLLM2, Loader, load_models, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
 from multidraft_research.cli.pretrained import check_pretrained_names

@@ -10,7 +10,9 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import NONE, Loader, check_names, default_engine, default_pair, load, parse
+from multidraft.cli.drafter_names import NONE, parse
+from multidraft.cli.engines import Loader
+from multidraft.cli.pair import check_names, default_engine, default_pair, load
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.cli.run_report import BUSY_NOTE
 from multidraft.errors import AdviceError
@@ -69,7 +71,7 @@ def tune(
     drafter_share: Annotated[float, Option(help=DRAFTER_SHARE_HELP)] = DRAFTER_SHARE,
 ) -> None:
     """Measure the costs and acceptance of drafting for a pair on this machine, and which tree is fastest."""
-    from multidraft.sampling.checks import check
+    from multidraft.sampling.params import check
 
     engine = models.named_engine or default_engine(models.target, models.draft)
     loader = Loader(engine, models.trust, models.revision, models.corpus)
@@ -99,7 +101,7 @@ def tune(
     import multidraft as md
     from multidraft.autotune.plans import MeasuredPair, profile_for
     from multidraft.generation.inputs import resolve_config
-    from multidraft.models.door import as_reader
+    from multidraft.models.user_models import as_reader
 
     if resolve_config(scheme, "auto", walk, None, max(len(parse(models.draft)), 1))[2] is None:
         raise AdviceError(

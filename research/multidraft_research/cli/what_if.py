@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, is_file, ready_model, resolve, silence
+from multidraft.cli.engines import Loader, is_file, ready_model, resolve, silence
 from multidraft.cli.run_report import BUSY, BUSY_NOTE
 from multidraft.errors import AdviceError
 from multidraft.machine import is_busy
 
 if TYPE_CHECKING:
-    from multidraft.models.door import Model
+    from multidraft.models.user_models import Model
     from multidraft_research.tuning.target_passes import Gain, PassCosts
 
 BAR_FORMAT = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
@@ -39,7 +39,7 @@ def tell(
     """Time the target's passes, and print the best tree for every acceptance."""
     from tqdm import tqdm
 
-    from multidraft.models.door import as_reader
+    from multidraft.models.user_models import as_reader
     from multidraft_research.tuning.target_passes import best_gain, time_passes
 
     model = target_alone(target, loader)

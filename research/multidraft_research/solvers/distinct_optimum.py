@@ -14,7 +14,8 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import Law
-from multidraft.verification.laws import Distinct, optimum
+from multidraft.verification.laws import Distinct
+from multidraft.verification.optimum import optimum
 from multidraft.verification.precision import Draft, Rates, Rows
 
 ACCURACY = 1e-11  # boxes that cannot improve by more are dropped

@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
 from multidraft import AdviceError
+from multidraft.cli.drafter_names import HEADS, built_in_drafter, models_in, parse
 from multidraft.cli.export_head import target_of
-from multidraft.cli.models import HEADS, built_in_drafter, models_in, parse
 from multidraft.generation.inputs import as_drafter
 from multidraft.models.heads.configuration import target_name
 from multidraft.models.heads.drafters import SHIPPED_HEADS, EagleDrafter, head

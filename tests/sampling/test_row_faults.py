@@ -1,4 +1,4 @@
-"""The gate: every line sums to one, and what makes no distribution is the fault of its own line, by name."""
+"""Every line sums to one, and what makes no distribution is the fault of its own line, by name."""
 
 import pickle
 from functools import partial
@@ -17,8 +17,8 @@ from transformers import (
 
 from multidraft.sampling.drafting import MAX_FULL_VOCABULARY, MAX_SUPPORT, MAX_TAIL, draft_distributions
 from multidraft.sampling.from_logits import distribution, softmax, target_distributions
-from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import Processors
+from multidraft.sampling.row_faults import RowFault
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 

@@ -1,4 +1,4 @@
-"""The bodies of requests, and the sampling settings that they ask for; `fields` says what becomes of every field."""
+"""The bodies of requests, and the sampling that they ask for; `request_fields` says what becomes of every field."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -8,9 +8,9 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.checks import check as check_setting
 from multidraft.sampling.grammar import Grammar
 from multidraft.sampling.params import SETTINGS, SamplingParams
+from multidraft.sampling.params import check as check_setting
 from multidraft.sampling.ranges import check_stop_strings, check_tokens
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits

@@ -1,4 +1,4 @@
-"""The door: what a user may pass as a model, and the reader of it. Behind it there are readers only."""
+"""What a user may pass as a model, and the reader of it. Behind this file there are readers only."""
 
 from typing import Any
 

@@ -1,13 +1,16 @@
-"""The gate: scores of models and processors make a distribution, or end their own row with an error."""
+"""Faults that end their own row alone: scores that make no distribution, a criterion that gives no answer."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, shown_error
+from multidraft.verification.distributions import describe, has_values
 
 Lines = Float[Tensor, "lines vocabulary"]
 
@@ -72,3 +75,18 @@ def shape_error(scores: object, like: Lines) -> str | None:
 def upcast(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """The scores in float32, or unchanged if they are float64."""
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def holds(criterion: Callable[..., Any], sequence: Int[Tensor, "1 length"]) -> bool:
+    """Whether a stopping criterion holds at the end of a sequence; raises RowFault if it fails or answers neither."""
+    source = f"criterion {getattr(criterion, '__name__', type(criterion).__name__)}"
+    try:
+        answer = criterion(sequence, None)
+    except Exception as error:
+        raise RowFault(source, f"fails with {shown_error(error)}") from error
+    is_flag = isinstance(answer, bool | np.bool_)
+    if isinstance(answer, Tensor) and has_values(answer) and answer.numel() == 1:
+        is_flag = not answer.is_floating_point() and not answer.is_complex()
+    if not is_flag:
+        raise RowFault(source, f"returns {describe(answer)} instead of one truth value")
+    return bool(answer)
