@@ -21,6 +21,7 @@ CHAIN_STEPS, MAX_CHAIN_TRIES = range(4, 8), 8  # of so many steps; of one length
 LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 3), Tree.parse("1x6")  # timed first; the second needs two draft passes
 MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
 LATEST_STEPS = range(8, 17)  # without drafts, that tell how fast the machine is now
+MAX_SLOWNESS = 10.0  # or its inverse: beyond it the clock is wrong
 SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
 TIMING_NOTE = (
     "timing the steps of this pair while it decodes, for at most %g s %s (--tune-budget 0, from Python tune_budget=0, "
@@ -134,18 +135,21 @@ class TimedSteps:
         """
         is_known = rows == self.latest_rows and len(self.latest) in LATEST_STEPS
         if is_known and work.nodes and self.profile.step_count(rows, False) >= MAX_SAMPLES:
-            return lower_quartile(self.latest) / self.profile.plain_seconds(rows)
+            ratio = lower_quartile(self.latest) / max(self.profile.plain_seconds(rows), 1e-9)
+            return min(max(ratio, 1 / MAX_SLOWNESS), MAX_SLOWNESS)
         return 1.0
 
     def counts(self, rows: int, drafted: bool, is_new_pair: bool) -> bool:
         """Whether a step's seconds count: without drafts after another one without, or with drafts after one with.
 
         What a server sends of a step takes time of the next, so that a step without drafts after one with seems dearer
-        than it is. Look-ups always count, because they may never follow each other. While a new pair waits for likely
+        than it is. Look-ups always count, because they may never follow each other, and so do a new pair's last tries:
+        where the number of rows changes in each step, it may never draft in two. While a new pair waits for likely
         ones, steps without drafts use up no budget.
         """
         if drafted:
-            return self.has_drafted is True or self.kind == "lookup"
+            is_last_try = is_new_pair and self.tries(rows, self.first_tree) > MIN_STEPS
+            return self.has_drafted is True or self.kind == "lookup" or is_last_try
         is_waiting = is_new_pair and self.profile.step_count(rows, False) >= MAX_SAMPLES
         return self.has_drafted is False and not is_waiting
 

@@ -21,7 +21,7 @@ from multidraft.autotune.auto_policy import Auto, Phase, TreeLimits
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
-from multidraft.autotune.timed_steps import work_of
+from multidraft.autotune.timed_steps import LATEST_STEPS, work_of
 from multidraft.decoding.policy import Plan, PromptReads, StepForecast, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -345,6 +345,7 @@ def test_every_step_of_a_rest_is_forecast_though_few_are_looked_at(rows: int) ->
     forecasts = [record.forecast for record in records(policy, RIGHT, WRONG, 31, rows)]
     assert forecasts == [StepForecast(rows, 10.0)] * 31
     assert policy.idle_steps == 31
+    assert len(policy.timing.latest) == LATEST_STEPS[-1]  # each tells how fast the machine is
 
 
 @unchecked

@@ -22,7 +22,9 @@ from multidraft.autotune.plans import MAX_SAMPLES, MIN_STEPS, MeasuredPair, Prof
 from multidraft.autotune.timed_steps import (
     CHAIN_STEPS,
     CHAINS_TO_TIME,
+    LATEST_STEPS,
     MAX_CHAIN_TRIES,
+    MAX_SLOWNESS,
     NO_WORK,
     PLAIN_IN_A_ROW,
     TimedSteps,
@@ -137,6 +139,19 @@ def test_in_a_batch_whose_number_of_rows_keeps_changing_timing_comes_to_an_end(
         if pass_seconds == CHEAP
         else num_steps_with_drafts(step_records[-30:]) <= 3 * PROBE_STEPS
     )
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("pattern", [(1, 2), (1, 2, 1, 3)], ids=str)
+def test_a_pair_is_timed_however_others_come_and_go(pattern: tuple[int, ...], clock: MadeUpClock) -> None:
+    """Where a row is alone in the first steps, it once drafted in every other step, which did not count, for ever."""
+    for alone in range(1, 8, 2):
+        profile, target, draft = Profile({}), Ticking(clock, PLAIN), Ticking(clock, CHEAP)
+        policy = policy_of(profile, 1e6)
+        batches = {rows: records(policy, target, draft, 999, rows) for rows in (1, 2, 3)}
+        step_records = [next(batches[rows]) for rows in ([1] * alone + [*pattern] * 20)]
+        assert profile.timed_rows
+        assert num_steps_with_drafts(step_records[-LAST:]) >= LAST - 2 * PLAIN_IN_A_ROW
 
 
 def test_passes_of_sixteen_tokens_are_timed_and_those_between(clock: MadeUpClock) -> None:
@@ -261,6 +276,9 @@ def test_steps_of_a_machine_that_has_become_slower_are_compared_with_its_own(clo
         slowness.append(timing.slowness(1, work))
         assert tree is plain or profile.costs(1).drafted_seconds(1) == pytest.approx(TOKEN)
     assert profile.costs(1).plain == pytest.approx(PLAIN + TOKEN)
+    timing.latest.extend([0.0] * LATEST_STEPS[0])  # by a clock that is wrong
+    timing.latest_rows = 1
+    assert timing.slowness(1, work_of(record.trees, "lookup")) == 1 / MAX_SLOWNESS
     assert slowness == pytest.approx([1.0, 1.0, 1.5, 1.0])  # after many drafts the last plain steps tell nothing
     assert profile.spent[1] == pytest.approx(spent + MAX_SAMPLES * (PLAIN + TOKEN))  # as the clock had them
 

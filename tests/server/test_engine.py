@@ -157,6 +157,7 @@ def test_a_policy_is_told_before_each_step_what_prompts_cost_the_draft_model():
     server.close()
     assert len(policy.reads) >= policy.steps > 9
     assert all(read.tokens > 0 for read in policy.reads[1:])
+    assert server.outlook.plain_seconds == 1.0
 
 
 def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
