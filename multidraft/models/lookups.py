@@ -258,10 +258,11 @@ class Matches(SuffixAutomaton):
     def certainty(self, guess: Guess) -> float:
         """How likely a guess is right: (hits + 2 m) / (trials + 2) among those of its kind.
 
-        m = length^2 / (length^2 + 4) is a guess in advance. At most 0.998: what sums to one is a law that is whole.
+        m = length^1.5 / (length^1.5 + 4) is a guess in advance, as in chats. At most 0.998: what sums to one is a law that
+        is whole.
         """
         hits, trials = self.tallies.get(guess.kind, (0, 0))
-        in_advance = max(guess.length**2, GUESS_WEIGHT) / (guess.length**2 + 4)
+        in_advance = max(guess.length**1.5, GUESS_WEIGHT) / (guess.length**1.5 + 4)
         return min((hits + 2 * in_advance) / (trials + 2), MAX_CERTAINTY)
 
     def next_token(self, path: Sequence[int]) -> tuple[int, float] | None:

@@ -156,7 +156,7 @@ class ReadsAll(Auto):
 def test_nothing_is_read_whose_drafts_would_not_pay_for_the_rows_beside(rows: int, monkeypatch) -> None:
     """The fewer rows draft, the more certain they must be; drafts are those of a policy that reads all first."""
     runs = list[tuple[Any, int]]()
-    conditional = random_table(SIZE, 2, seed=5, concentration=0.05)
+    conditional = random_table(SIZE, 2, seed=5, concentration=0.03)
     monkeypatch.setattr(Auto, "skips_lookups", False)
     for policy in Auto(Profile({}), 1.0, kind="lookup"), ReadsAll(Profile({}), 1.0, kind="lookup"):
         lookup = Counted(SIZE)

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -236,11 +235,11 @@ def likeliest(text: list[int], kept: int, longest: int) -> tuple[int, float]:
     tried = [(kind, token == text[place]) for place, guesses in enumerate(said[:kept]) for token, kind, _ in guesses]
     hits, trials = Counter(kind for kind, right in tried if right), Counter(kind for kind, _ in tried)
     likely = [
-        (token, (hits[kind] + 2 * Fraction(max(100 * length**2, 1), 100 * length**2 + 400)) / (trials[kind] + 2))
+        (token, (hits[kind] + 2 * max(length**1.5, 0.01) / (length**1.5 + 4)) / (trials[kind] + 2))
         for token, kind, length in last
     ]
-    token, chance = max(likely, key=lambda pair: pair[1], default=(text[-1], Fraction(1, 100)))
-    return token, min(float(chance), 0.998)
+    token, chance = max(likely, key=lambda pair: pair[1], default=(text[-1], 0.01))
+    return token, min(chance, 0.998)
 
 
 def repetitive(seed: int) -> list[int]:
