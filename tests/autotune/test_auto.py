@@ -252,7 +252,8 @@ def test_look_ups_that_several_rows_have_to_be_certain_of_are_asked_seldom(rows:
     """Else every row's would be read in vain in each step; where one row's can pay for all, each step asks."""
     policy, asked = Auto(profile(by_rows={rows: costs(10.0, 0.0, node)}), 1.0, kind="lookup"), list[int]()
     for step_number in range(60):
-        policy.idle_steps = step_number % 30  # the 30th step has drafted
+        policy.idle_steps = step_number % 30  # the 30th step has drafted, and so was looked at
+        policy.next_look *= policy.idle_steps > 0
         if any(policy.plan([TokenTree([0])] * rows, 0).nodes):
             asked.append(step_number)
     often = [*range(17), 20, 24, 28]
@@ -282,7 +283,7 @@ def test_rows_may_come_or_end_in_a_probe(others: int) -> None:
     known_profile = profile(by_rows={rows: costs(10.0, 8.0, 0.3) for rows in (4, 16, 32)}, true_rates=rates(0.05))
     policy = Auto(known_profile, 1.0, TreeLimits(4, 4), budget=1.0)
     record = list(records(policy, RIGHT, WRONG, 1, 16))[-1]
-    policy.rested = 10**6
+    policy.rested, policy.next_look = 10**6, 0
     for rows in 16, *[others] * 4:
         policy.plan([TokenTree([0])] * rows, 0)
         policy.observe(record)
@@ -295,7 +296,7 @@ def test_a_probe_ends_though_fewer_rows_have_lost_as_many_tokens() -> None:
     known_profile = profile(by_rows={rows: costs(10.0, 8.0, 0.3) for rows in (4, 16)}, true_rates=rates(0.05))
     policy = Auto(known_profile, 1.0)
     policy.plan([TokenTree([0])] * 16, 0)
-    policy.rests, policy.rested = True, 10**6
+    policy.rests, policy.rested, policy.next_look = True, 10**6, 0
     phases = list[Phase]()
     for step_number in range(30):
         policy.plan([TokenTree([0])] * (4 if step_number else 16), 0)
@@ -312,7 +313,7 @@ def test_a_rest_does_not_last_for_hours_after_a_step_that_did(budget: float, sec
     policy = Auto(known_profile, 1.0, TreeLimits(4, 4), budget=budget)
     record = list(records(policy, RIGHT, WRONG, 1, 16))[-1]
     record.seconds = {"measure": 0.0, "target": seconds}
-    policy.rested = 10**6
+    policy.rested, policy.next_look = 10**6, 0
     for _ in range(3):
         policy.plan([TokenTree([0])] * 16, 0)
         policy.observe(record)
