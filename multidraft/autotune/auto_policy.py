@@ -325,7 +325,8 @@ class Auto(Growing):
         rows, work = len(record.trees), NO_WORK if self.looks_away else work_of(record.trees, self.kind)
         self.steps_without_drafts += not work.nodes
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
-        plain_seconds = self.measured_plain_seconds if rows == self.rows and not self.is_probing else None
+        is_priced = self.looks_away or (rows == self.rows and not self.is_probing)  # else for about as many rows
+        plain_seconds = self.measured_plain_seconds if is_priced else None
         is_quiet = not (work.nodes or record.draft_passes) and self.steps % STEPS_PER_LOOK > 0
         if is_quiet and plain_seconds is not None:
             seconds = plain_seconds if record.is_first_of_size else record.decoding_seconds

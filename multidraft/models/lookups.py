@@ -258,8 +258,7 @@ class Matches(SuffixAutomaton):
     def certainty(self, guess: Guess) -> float:
         """How likely a guess is right: (hits + 2 m) / (trials + 2) among those of its kind.
 
-        m = length^1.5 / (length^1.5 + 4) is a guess in advance, as in chats. At most 0.998: what sums to one is a law that
-        is whole.
+        m = length^1.5 / (length^1.5 + 4) is a guess in advance, as in chats. At most 0.998: what sums to one is whole.
         """
         hits, trials = self.tallies.get(guess.kind, (0, 0))
         in_advance = max(guess.length**1.5, GUESS_WEIGHT) / (guess.length**1.5 + 4)
