@@ -26,7 +26,7 @@ STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many s
 STEPS_PER_RARE_PRICING = 16  # of look-ups alone, and while nothing is drafted
 CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
 IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 32  # after so many without drafts look-ups are skipped; up to one of so many
-STEPS_PER_LOOK = 8  # of those without drafts most are only counted, and where nobody is asked nothing is decided
+STEPS_PER_LOOK = 8  # of those without drafts most are only counted, and nothing is decided in them
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
@@ -124,7 +124,8 @@ class Auto(Growing):
         self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
         self.steps = self.steps_without_drafts = self.idle_steps = 0  # all, and the latest without drafts
         self.quiet_steps, self.quiet_seconds = 0, 0.0  # the latest, which the averages lack, and what they took
-        self.next_look, self.looks_away = 0, False  # the step of which something is decided next; none of this one
+        self.next_look = self.next_question = 0  # the steps in which something is decided next, look-ups are asked next
+        self.asks_none = False  # in this step
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
         self.probe_steps = dict[int, float]()  # by the same: plain steps that the last probe took time for
         self.probed = 0.0  # the same of the probe that goes on
@@ -190,6 +191,10 @@ class Auto(Growing):
         is_new_pair = self.phase is Phase.TIMING
         self.timed_tree = self.timing.first_tree_for(rows) if is_new_pair else self.timing.tree_for(rows, self.steps)
         self.steps += 1
+        is_settled = self.measured_plain_seconds is not None and not self.timing.chain_for(rows)
+        may_look_away = is_settled and self.phase in (Phase.DRAFTING, Phase.RESTING) and not self.asks_model
+        self.next_look = self.steps + -self.steps % STEPS_PER_LOOK if may_look_away and not self.timed_tree else 0
+        self.next_question = 0
 
     def event(self) -> Event:
         """What decides on the next phase."""
@@ -262,12 +267,14 @@ class Auto(Growing):
         """The nodes that the draft model reads, by the tree in use; a model that some rows ask answers them all."""
         seeded = [tree for tree in trees if tree.is_seeded]
         if depth == 0:
-            rows = len(trees)
-            self.looks_away = self.steps < self.next_look and max(rows, self.rows_to_come) == self.rows and not seeded
-            if self.looks_away:
+            rows, self.asks_none = len(trees), False
+            if seeded or self.steps >= self.next_look or max(rows, self.rows_to_come) != self.rows:
+                self.advance(rows)
+            else:
+                self.asks_none = self.steps < self.next_question
                 self.steps, self.rested, self.rows_to_come = self.steps + 1, self.rested + 1, 0
+            if self.asks_none:
                 return Plan([[]] * rows)
-            self.advance(rows)
         if not seeded:
             return self.plan_unseeded(trees, depth)
         unseeded = [tree for tree in trees if not tree.is_seeded]
@@ -281,7 +288,7 @@ class Auto(Growing):
         if self.timed_tree is None:
             if depth or not self.skips_lookups:
                 return super().plan(trees, depth)
-            self.next_look = self.steps + self.steps_like_this
+            self.next_question = self.steps + (-(self.idle_steps + 1) % self.steps_per_lookup)
             return Plan([[]] * len(trees))
         plan = self.timed_tree.plan(trees, depth)
         if self.kind != "lookup":
@@ -291,8 +298,6 @@ class Auto(Growing):
     @property
     def skips_lookups(self) -> bool:
         """Whether look-ups are not asked in this step: those of one row alone could not pay for the others' padding."""
-        if self.asks_nobody:
-            return True
         is_skipped = self.idle_steps > IDLE_STEPS and self.idle_steps % self.steps_per_lookup > 0
         return is_skipped and not self.asks_model and self.min_certainty(self.rows, 1) == math.inf
 
@@ -300,15 +305,6 @@ class Auto(Growing):
     def steps_per_lookup(self) -> int:
         """From one that asks to the next: a quarter to an eighth of those without drafts so far, up to the most."""
         return min(1 << self.idle_steps.bit_length() >> 3, MAX_STEPS_PER_LOOKUP)
-
-    @property
-    def steps_like_this(self) -> int:
-        """How many steps follow in which nobody is asked either, up to the next that is looked at."""
-        is_known = self.measured_plain_seconds is not None and self.phase in (Phase.DRAFTING, Phase.RESTING)
-        if not is_known or self.timing.chain_for(self.rows):
-            return 0
-        to_lookup = STEPS_PER_LOOK if self.asks_nobody else -(self.idle_steps + 1) % self.steps_per_lookup
-        return min(-self.steps % STEPS_PER_LOOK, to_lookup)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts by node, by the tree in use."""
@@ -322,10 +318,10 @@ class Auto(Growing):
         """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
         if not any(record.scored):
             return None
-        rows, work = len(record.trees), NO_WORK if self.looks_away else work_of(record.trees, self.kind)
+        rows, work = len(record.trees), NO_WORK if self.asks_none else work_of(record.trees, self.kind)
         self.steps_without_drafts += not work.nodes
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
-        is_priced = self.looks_away or (rows == self.rows and not self.is_probing)  # else for about as many rows
+        is_priced = self.asks_none or (rows == self.rows and not self.is_probing)  # else for about as many rows
         plain_seconds = self.measured_plain_seconds if is_priced else None
         is_quiet = not (work.nodes or record.draft_passes) and self.steps % STEPS_PER_LOOK > 0
         if is_quiet and plain_seconds is not None:
@@ -333,6 +329,7 @@ class Auto(Growing):
             self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + seconds
             self.timing.note_plain(rows, seconds)
             return StepForecast(sum(record.scored), plain_seconds)
+        self.next_look = 0 if work.nodes else self.next_look
         self.add_quiet_steps()
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds
