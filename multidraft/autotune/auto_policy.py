@@ -237,6 +237,7 @@ class Auto(Growing):
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
         self.add_quiet_steps()
+        self.next_look = 0
         if self.learnt_rates is None:
             weight = DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT
             self.learnt_rates = self.recent.rates(self.prior, weight)

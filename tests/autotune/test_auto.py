@@ -17,12 +17,12 @@ from steps import law_error
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import Auto, Phase, TreeLimits
+from multidraft.autotune.auto_policy import STEPS_PER_LOOK, Auto, Phase, TreeLimits
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.autotune.timed_steps import LATEST_STEPS, work_of
-from multidraft.decoding.policy import Plan, PromptReads, StepForecast, TreePolicy
+from multidraft.decoding.policy import NO_PROMPTS, Plan, PromptReads, StepForecast, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import TokenTree
@@ -319,6 +319,19 @@ def test_a_rest_does_not_last_for_hours_after_a_step_that_did(budget: float, sec
         policy.observe(record)
     assert policy.phase is Phase.RESTING
     assert policy.rest_steps == pytest.approx(rest)
+
+
+def test_rows_for_which_drafts_pay_end_a_rest_at_once_though_most_of_its_steps_are_only_counted() -> None:
+    known_profile = profile(by_rows={4: costs(10.0, 8.0, 0.3), 8: costs(10.0, 0.1, 0.01)}, true_rates=rates(0.5))
+    policy = Auto(known_profile, 1.0, kind="mixed")
+    for _ in range(STEPS_PER_LOOK + 2):
+        policy.begin(4, NO_PROMPTS)
+        policy.plan([TokenTree([0])] * 4, 0)
+    assert policy.phase is Phase.RESTING
+    assert policy.next_look > policy.steps
+    policy.begin(8, NO_PROMPTS)
+    assert all(policy.plan([TokenTree([0])] * 4, 0).nodes)
+    assert policy.phase is Phase.DRAFTING
 
 
 def test_many_rows_do_not_end_the_rest_of_few() -> None:
