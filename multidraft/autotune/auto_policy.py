@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING, PRICING_TOLERANCE = 8, 0.01  # prices are due after so many steps, if numbers differ by more
 STEPS_PER_RARE_PRICING = 16  # of look-ups alone, and while nothing is drafted
-CERTAINTY_TO_TIME = 0.7  # of a look-up whose pass is timed: one that is wrong costs several plain steps
+CERTAINTY_TO_TIME = 0.65  # of a look-up whose pass is timed: one that is wrong costs several plain steps
 IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 32  # after so many without drafts look-ups are skipped; up to one of so many
 STEPS_PER_LOOK = 8  # of those without drafts most are only counted, and nothing is decided in them
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
@@ -176,7 +176,7 @@ class Auto(Growing):
         is_due = self.steps % (STEPS_PER_RARE_PRICING if is_rare else STEPS_PER_PRICING) == 0
         if is_due and self.timing.budget:  # also where it is spent: a busy machine's steps are dropped once it is quiet
             self.profile.check_load()
-        is_due |= self.is_surprised or self.costs is None
+        is_due |= self.has_probed or self.is_surprised or self.costs is None
         if not self.timing.has_costs:
             self.rows, self.costs, self.measured_plain_seconds, self.seconds = priced_rows, None, None, 0.0
         elif is_due or (priced_rows != self.rows and not self.asks_nobody):
@@ -205,8 +205,12 @@ class Auto(Growing):
         if self.model_pays and not self.rests:
             return Event.PAYS
         has_rested = self.phase is Phase.RESTING and self.can_pay and self.rested >= self.rest_steps
-        has_probed = self.phase is Phase.PROBING and self.steps_left <= 0
-        return Event.OVER if has_rested or has_probed else Event.FAILS
+        return Event.OVER if has_rested or self.has_probed else Event.FAILS
+
+    @property
+    def has_probed(self) -> bool:
+        """Whether a probe has come to its end: then prices are set, as what it has shown decides."""
+        return self.phase is Phase.PROBING and self.steps_left <= 0
 
     @property
     def rest_steps(self) -> float | int:
@@ -322,9 +326,13 @@ class Auto(Growing):
         rows, work = len(record.trees), NO_WORK if self.asks_none else work_of(record.trees, self.kind)
         self.steps_without_drafts += not work.nodes
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
-        is_priced = self.asks_none or (rows == self.rows and not self.is_probing)  # else for about as many rows
-        plain_seconds = self.measured_plain_seconds if is_priced else None
+        plain_seconds = self.measured_plain_seconds if rows == self.rows and not self.is_probing else None
         is_quiet = not (work.nodes or record.draft_passes) and self.steps % STEPS_PER_LOOK > 0
+        if (
+            is_quiet and self.asks_none and rows != self.rows and self.timing.is_settled(rows)
+        ):  # others are about to join
+            self.timing.note_plain(rows, record.decoding_seconds)
+            return None
         if is_quiet and plain_seconds is not None:
             seconds = plain_seconds if record.is_first_of_size else record.decoding_seconds
             self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + seconds

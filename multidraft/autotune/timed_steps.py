@@ -81,14 +81,18 @@ class TimedSteps:
         place = step % TIME_PLAIN_EVERY
         is_due = place >= TIME_PLAIN_EVERY - PLAIN_IN_A_ROW and self.profile.step_count(rows, False) < MAX_SAMPLES
         tree = self.chain_for(rows) if place in CHAIN_STEPS else self.without_drafts if is_due else None
-        return tree if tree and self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed else None
+        return tree if tree and self.may_time(rows) else None
+
+    def may_time(self, rows: int) -> bool:
+        """Whether steps with so many rows may be timed now."""
+        return self.profile.spent_near(rows) < self.budget and not self.profile.is_disturbed
 
     def chain_for(self, rows: int) -> StaticTree | None:
         """The shortest chain of look-ups whose pass is to be timed; of one row alone, from which others are scaled.
 
         A longer one where a shorter one has been right to its end: of most texts none ever is.
         """
-        for length, chain in self.chains.items() if rows == 1 else ():
+        for length, chain in self.chains.items() if rows == 1 and self.may_time(rows) else ():
             if length > 2 * self.longest_right + 1:
                 return None
             if self.profile.chain_count(rows, length) < MIN_STEPS and self.tries(rows, chain) < MAX_CHAIN_TRIES:

@@ -17,7 +17,7 @@ from steps import law_error
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import STEPS_PER_LOOK, Auto, Phase, TreeLimits
+from multidraft.autotune.auto_policy import STEPS_PER_LOOK, STEPS_PER_PRICING, Auto, Phase, TreeLimits
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
@@ -289,6 +289,16 @@ def test_rows_may_come_or_end_in_a_probe(others: int) -> None:
         policy.observe(record)
     assert policy.phase is Phase.RESTING
     assert set(policy.probe_steps) == {others.bit_length()}
+
+
+def test_a_probe_whose_drafts_are_right_ends_a_rest() -> None:
+    """Of many rows it was over before new prices were due, and the rest went on as though nothing had been found."""
+    policy = Auto(profile(by_rows={16: costs(10.0, 4.0, 0.3)}, true_rates=rates(0.02)), 1.0, TreeLimits(4, 4))
+    list(records(policy, RIGHT, WRONG, 1, 16))
+    assert policy.phase is Phase.RESTING
+    policy.steps, policy.rested, policy.next_look = STEPS_PER_PRICING, 10**6, 0
+    list(records(policy, RIGHT, RIGHT, STEPS_PER_PRICING - 1, 16))
+    assert policy.phase is Phase.DRAFTING
 
 
 def test_a_probe_ends_though_fewer_rows_have_lost_as_many_tokens() -> None:
