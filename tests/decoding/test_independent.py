@@ -306,6 +306,7 @@ class Waking(Auto):
         self.timing.profile = RICH if self.steps % 2 else POOR
         self.is_surprised = True  # prices are found anew
         super().advance(rows)
+        self.next_look = 0  # in each step
 
 
 POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(10.0, 0.1)}, true_rates=rates(0.9))

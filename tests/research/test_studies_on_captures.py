@@ -148,7 +148,7 @@ def test_only_the_target_is_cooled() -> None:
         (lookups.SIMPLE, [*range(11), 50, *range(11)], []),
         (lookups.SUFFIX, [1, 2, 5, 1, 2, 6, 1, 2, 6, 1, 2], [6, 1, 2]),  # the chain with the largest sum
         (lookups.SUFFIX, [1, 5, 1, 6, 1, 6, 1], [6, 1]),  # as many as the run has tokens
-        (lookups.OURS, [7, 1, 2, 3, 4, 8, 1, 2, 3], [4, 8]),  # as long as it pays
+        (lookups.OURS, [7, 1, 2, 3, 4, 5, 8, 1, 2, 3, 4], [5, 8]),  # as long as it pays
     ],
 )
 def test_what_engines_look_up(name, text, drafts) -> None:
