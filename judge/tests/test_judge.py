@@ -47,7 +47,8 @@ def ends_with_advice(result, advice: str) -> None:
     """Exit code 2, one line on stderr with the advice, nothing on stdout."""
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
+    *notes, line = result.stderr.splitlines()
+    assert all("computes in float32" in note for note in notes)  # on some processors
     assert line.startswith("multidraft-judge: ")
     assert advice in line
 
@@ -411,7 +412,9 @@ def test_beside_another_server_the_stated_rounding_counts():
 def test_a_model_is_read_in_float32():
     pytest.importorskip("multidraft")
     reference = load_reference("embedded", 4, "float32")
-    assert reference.rounding_share == FLOAT32_SHARE > load_reference("embedded", 4).rounding_share
+    assert reference.rounding_share == FLOAT32_SHARE
+    if load_reference("embedded", 4).rounding_share:
+        return pytest.skip("this processor does not multiply bfloat16")
     scored = [load_reference("embedded", 4, dtype).score([Completion(Ask(0, "One day", 4), ASKED)], Settings(), 1)
               for dtype in (None, "float32")]  # fmt: skip
     (stored,), (exact,) = scored
@@ -420,6 +423,13 @@ def test_a_model_is_read_in_float32():
 
 
 ASKED = [Token(text, -1.0, (), 0) for text in (" the", " and", " the")]
+
+
+def test_a_model_that_a_processor_reads_in_float32_is_off_from_a_server_in_bfloat16(monkeypatch):
+    """A server in bfloat16 would be convicted of its rounding."""
+    view = pytest.importorskip("multidraft.models.huggingface.packed_view")
+    monkeypatch.setattr(view, "can_pack", lambda dtype: str(dtype) != "torch.bfloat16")
+    assert load_reference("embedded", 4).rounding_share == FLOAT32_SHARE
 
 
 def test_a_reference_with_another_tokenizer(network, prompts):
