@@ -328,9 +328,8 @@ class Auto(Growing):
         self.idle_steps = 0 if work.nodes else self.idle_steps + 1
         plain_seconds = self.measured_plain_seconds if rows == self.rows and not self.is_probing else None
         is_quiet = not (work.nodes or record.draft_passes) and self.steps % STEPS_PER_LOOK > 0
-        if (
-            is_quiet and self.asks_none and rows != self.rows and self.timing.is_settled(rows)
-        ):  # others are about to join
+        are_fewer = self.asks_none and rows != self.rows  # than prices are for: others are about to join
+        if is_quiet and are_fewer and self.timing.is_settled(rows):
             self.timing.note_plain(rows, record.decoding_seconds)
             return None
         if is_quiet and plain_seconds is not None:
@@ -338,7 +337,8 @@ class Auto(Growing):
             self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + seconds
             self.timing.note_plain(rows, seconds)
             return StepForecast(sum(record.scored), plain_seconds)
-        self.next_look = 0 if work.nodes else self.next_look
+        if work.nodes:
+            self.next_look = 0
         self.add_quiet_steps()
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds
