@@ -56,7 +56,7 @@ test-loops: setup
 # end what uses plans once more, as on a machine that has none: a kept plan hides what a fresh one does.
 TUNED = tests/cli/test_cli.py::test_what_tuning_finds_is_shown_drawn_and_kept
 PASSED := .venv/passed-$(shell git rev-parse --short HEAD 2>/dev/null)$(shell git diff --quiet HEAD 2>/dev/null || date +-%s)
-SLOW = $(sort $(shell grep -rl --include=test_*.py "mark.slow" tests | cut -d/ -f1,2))
+SLOW = $(sort $(shell grep -rlE --include=test_*.py --exclude-dir=clients "parametrize|mark.slow" tests judge/tests | cut -d/ -f1,2))
 test-slow: setup $(SLOW:%=$(PASSED)/%.slow) $(PASSED)/plans
 	@echo "all slow tests have passed"
 

@@ -1,4 +1,4 @@
-"""What all tests share: others' modules imported in time, and how often type hints are checked.
+"""What all tests share: others' modules imported in time, which cases are slow, and how often type hints are checked.
 
 Whatever is first imported while the hook that checks hints imports a module of ours would be compiled anew, in every
 process.
@@ -6,6 +6,8 @@ process.
 
 import gc
 import os
+from collections import Counter
+from pathlib import Path
 from zlib import crc32
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # torch comes before multidraft here, which would say so
@@ -22,7 +24,31 @@ from transformers import (  # noqa: F401
     LogitsProcessorList,
 )
 
-ONE_IN = 8
+MANY = 4  # cases of one test
+ONE_IN = 4  # of so many run by default, all by `make test-slow`
+HINTS_ONE_IN = 32
+
+
+def is_sample(case: pytest.Item, one_in: int) -> bool:
+    """Whether a test's case is the first, or one of every so many."""
+    is_first = not any(getattr(case, "callspec").indices.values())  # noqa: B009
+    return is_first or crc32(case.nodeid.encode()) % one_in == 0
+
+
+def whole_test(case: pytest.Item) -> str:
+    """The test that a case is of."""
+    return case.nodeid.split("[")[0]
+
+
+@pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with many cases most are slow."""
+    ours = [item for item in items if Path(__file__).parent in item.path.parents and hasattr(item, "callspec")]
+    cases = [item for item in ours if not item.get_closest_marker("slow")]
+    counts = Counter(map(whole_test, cases))
+    for case in cases:
+        if counts[whole_test(case)] > MANY and not is_sample(case, ONE_IN):
+            case.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
@@ -46,9 +72,8 @@ def unchecked(monkeypatch) -> None:
 
 @pytest.fixture(autouse=True)
 def hints_of_some_cases(request) -> None:
-    """Checking hints is most of the time of an enumeration: of many cases, the first and one in eight are checked."""
-    case = getattr(request.node, "callspec", None)
-    if case and any(case.indices.values()) and crc32(request.node.nodeid.encode()) % ONE_IN:
+    """Checking hints is most of the time of an enumeration: of a test's cases, the first and few others are checked."""
+    if hasattr(request.node, "callspec") and not is_sample(request.node, HINTS_ONE_IN):
         request.getfixturevalue("unchecked")
 
 

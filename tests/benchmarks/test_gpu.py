@@ -69,6 +69,7 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, run: list[str]) -> None:
     assert run[7:] == []  # no piece begins when the time is over
 
 
+@pytest.mark.slow
 def test_a_pair_is_trained_and_scored(tmp_path: Path) -> None:
     [line] = trained.measure(PieceOptions("cpu", True, tmp_path, None))
     assert line["target_bits_per_byte"] > 0

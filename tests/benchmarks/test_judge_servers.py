@@ -30,6 +30,7 @@ def running(contestant: servers.Contestant, log: Path, threads: int) -> Iterator
         yield servers.Server(str(client.base_url), os.getpid())
 
 
+@pytest.mark.slow
 def test_verdicts_and_failures_are_kept(monkeypatch, unchecked, tmp_path, capsys):
     """False alarm with odds of 1e-6 at most."""
     monkeypatch.setattr(judge_servers, "running", running)

@@ -194,16 +194,7 @@ CASES = [
 ]  # fmt: skip
 
 
-PIECES_OF_EACH = {(driver, pair) for pair in ("tables", "tiny", "eagle3") for driver in PARTLY} - {
-    *zip(PARTLY, ["tables", "tiny", "eagle3", "tables", "tiny"], strict=True)
-}  # the fast tests have one pair for each number of rows and tokens
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.slow) if case[:2] in PIECES_OF_EACH else case for case in CASES],
-    ids=", ".join,
-)
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
 def test_a_row_in_a_batch_gets_the_tokens_that_it_gets_alone(case: Case) -> None:
     """In float32 too: products of other batch sizes round otherwise, but hardly ever move a draw."""
     expected = alone(*case[1:])

@@ -221,6 +221,7 @@ def test_a_process_that_dies_or_says_nothing_is_a_verdict():
     assert ended(0, 'noise\n{"fault": null, "milliseconds": {"1": 2.0}}\n') is None
 
 
+@pytest.mark.slow
 def test_a_verdict_is_found_in_a_process_of_its_own_and_kept(wide_file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     verdict = verdict_on(

@@ -135,7 +135,7 @@ def live(name: str, lives: int, kind: type[Life] = Life) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "lives"),
-    [("llama", 10), ("qwen3_next", 3), *(pytest.param(name, 200, marks=pytest.mark.slow) for name in MODELS)],
+    [("llama", 5), ("qwen3_next", 2), *(pytest.param(name, 200, marks=pytest.mark.slow) for name in MODELS)],
 )
 def test_rows_are_read_as_alone_whatever_comes(name: str, lives: int) -> None:
     live(name, lives)
@@ -176,6 +176,7 @@ class ForgetfulLife(Life):
         return ForgetfulReader(self.model, capacity)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_rows_without_a_place_are_caught() -> None:
     with pytest.raises((IndexError, AssertionError, RuntimeError)):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import slow_but
 from multidraft_research.captures.capturing import Manner, capture, capture_prompt
 from reading import TOLERANCE, chain, drawn, error
 from steps import config_of, law_error
@@ -175,7 +176,7 @@ def test_a_few_tokens_of_other_names_are_told_and_many_refused(changes, tokens):
         assert other_tokens(target, DRAFT_NAMES) == tokens
 
 
-@pytest.mark.parametrize("drafter", ["alone", "several", "mixture", "after look-up"])
+@pytest.mark.parametrize("drafter", slow_but(["alone"], ["alone", "several", "mixture", "after look-up"]))
 def test_tokens_of_other_names_are_never_drafted(drafter):
     """Not even the draft's likeliest ones; the output stays the target's."""
     target, draft = tiny_model("llama"), deepcopy(tiny_model("qwen2"))

@@ -58,7 +58,9 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path)
     assert all(weight.equal(theirs[name]) for name, weight in ours.items())
 
 
-@pytest.mark.parametrize("moment", ["before the head is written", "before the log is"])
+@pytest.mark.parametrize(
+    "moment", ["before the head is written", pytest.param("before the log is", marks=pytest.mark.slow)]
+)
 def test_a_run_that_ends_at_its_last_moment_is_not_taken_for_a_ready_one(moment, tmp_path, monkeypatch):
     """The head that it had then was an older one, or none, and the next run called it ready."""
     for name in ("whole", "torn"):

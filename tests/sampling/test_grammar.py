@@ -149,7 +149,9 @@ def test_masks_of_paths_in_any_order_are_those_of_the_language():
     assert len({*paths}) > grammars.MAX_KEPT_MASKS == len(masks.kept)
 
 
-@pytest.mark.parametrize("settings", [dict(temperature=0), dict(), dict(top_k=5, logit_bias={5: 40.0})])
+@pytest.mark.parametrize(
+    "settings", [dict(temperature=0), dict(top_k=5, logit_bias={5: 40.0}), pytest.param(dict(), marks=pytest.mark.slow)]
+)
 def test_generate_gives_json_of_the_schema_on_trees_and_without_drafts(settings):
     """Of a model that has never seen JSON. Greedy decoding gives the same text in both ways."""
     pair, rows = load_pair(), []

@@ -144,7 +144,7 @@ def expected(models: Callable) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("models", "stride"), [(tables, 9), *ALL])
+@pytest.mark.parametrize(("models", "stride"), [(tables, 19), *ALL])
 def test_a_fault_at_any_call_of_the_engine_harms_one_row_at_most(models, stride, caplog):
     """In each function of the engine's own files, or some: its first call, or one in the middle."""
     caplog.set_level(logging.CRITICAL + 1)

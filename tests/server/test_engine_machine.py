@@ -185,6 +185,7 @@ class SwappingLife(Life):
         engine.batch = Swapping(*models, limits.rows, limits.tokens_in_cache)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_rows_that_swap_places_are_caught() -> None:
     with pytest.raises(AssertionError):

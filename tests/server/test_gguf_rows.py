@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from ggufs import pair_files
 from heard import Heard
+from marks import slow_but
 from plans import costs, profile, rates
 
 import multidraft as md
@@ -31,7 +32,7 @@ POLICIES: dict[str, tuple[Callable[[], TreePolicy], int]] = {  # and the rows th
 }
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", slow_but(["a chain", "auto where drafts pay"], POLICIES))
 def test_rows_their_trees_and_kept_prefixes_fit_into_the_paths(name, monkeypatch, caplog):
     """More rows than fit, of prompts that end in no other's way, twice; those that leave last, one by one, are kept."""
     target, draft = (md.GGUF(file) for file in pair_files())
