@@ -29,19 +29,18 @@ ONE_IN = 4  # of so many run by default, all by `make test-slow`
 HINTS_ONE_IN = 32
 
 
-def is_sample(case: pytest.Item, one_in: int) -> bool:
+def is_sample(case: pytest.Function, one_in: int) -> bool:
     """Whether a test's case is the first, or one of every so many."""
-    is_first = not any(getattr(case, "callspec").indices.values())  # noqa: B009
-    return is_first or crc32(case.nodeid.encode()) % one_in == 0
+    return not any(case.callspec.indices.values()) or crc32(case.nodeid.encode()) % one_in == 0
 
 
-def whole_test(case: pytest.Item) -> str:
+def whole_test(case: pytest.Function) -> str:
     """The test that a case is of."""
     return case.nodeid.split("[")[0]
 
 
 @pytest.hookimpl(tryfirst=True)  # before the slow ones are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Of a test with many cases most are slow."""
     ours = [item for item in items if Path(__file__).parent in item.path.parents and hasattr(item, "callspec")]
     cases = [item for item in ours if not item.get_closest_marker("slow")]
