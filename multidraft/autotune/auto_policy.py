@@ -1,9 +1,8 @@
 """`tree="auto"`: trees that grow while drafts pay, by measured seconds of steps and by acceptance so far."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,8 @@ from multidraft.autotune.estimates import DEFAULT, DEFAULT_COSTS, MAX_DRAFTS, Ac
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.limits import FIXED_TREE, TreeLimits
 from multidraft.autotune.plans import MeasuredPair, Profile, profile_for
+from multidraft.autotune.probes import TRANSITIONS, Event, Phase, Probes
+from multidraft.autotune.recent_speed import RecentSpeed
 from multidraft.autotune.timed_steps import NO_WORK, TimedSteps, temperatures_of, tree_within, work_of
 from multidraft.decoding.batch import paths_of
 from multidraft.decoding.policy import NO_PROMPTS, Outlook, Plan, PromptReads, StaticTree, StepForecast
@@ -27,21 +28,13 @@ STEPS_PER_RARE_PRICING = 16  # of look-ups alone, and while nothing is drafted
 CERTAINTY_TO_TIME = 0.65  # of a look-up whose pass is timed: one that is wrong costs several plain steps
 IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 32  # after so many without drafts look-ups are skipped; up to one of so many
 STEPS_PER_LOOK = 8  # of those without drafts most are only counted, and nothing is decided in them
-PROBE_STEPS = 2  # a draft model that does not pay is asked again
-MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
-FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
-REST_PER_PROBE = 100.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
-MAX_PROBE = 16.0  # plain steps that count of a probe, which may have waited for something else
-FIRST_PROBE = 2.0  # plain steps, times the square root of the number of rows: what a probe is taken to take
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
-MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
-FADE_PER_STEP = math.exp(-1 / MEMORY_STEPS)
+MEMORY_NODES = 100.0  # over which acceptance fades by a factor e
 PROBE_MEMORY_NODES = 8.0  # the same of acceptance in a probe, which is to find out what has changed
 PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
 MAX_LOSS = 3.0  # tokens of a row that the last steps may have made fewer than plain ones, as chance has it
 LOSS_BEFORE = 2.0  # what is taken for lost already after drafts have lost and rested
-MAX_SLOWDOWN = 1.5  # of steps against their forecast: beyond it, older measurements are not compared with them
 MAX_SURPRISE = 2.0  # of a step with drafts against its forecast: beyond it, prices are computed again at once
 NO_DRAFTS_ADVICE = "no drafts are best here: pass None in place of the draft model (--draft none)"
 MIN_STEPS_TO_ADVISE = 200  # after fewer steps there is no advice to do without drafts
@@ -49,42 +42,6 @@ CHAINS = [
     NO_DRAFTS,
     *(Tree.levels([1] * length) for length in range(1, 9)),
 ]  # the first guess of the speed is that of the fastest
-
-
-class Phase(Enum):
-    """What the draft model does in a step."""
-
-    TIMING = "it drafts the first tree, or nothing, and is timed: no costs are known yet"
-    DRAFTING = "it is asked, because that is expected to pay"
-    RESTING = "it is not asked, because that does not pay; where drafts have lost, nor are look-ups"
-    PROBING = "it is asked for a few steps, to see whether it pays now"
-
-
-class Event(Enum):
-    """What is found before a step."""
-
-    UNKNOWN = "no costs are known"
-    PAYS = "the draft model is expected to gain more than it costs"
-    FAILS = "it is not"
-    LOSES = "with drafts the last steps have made fewer tokens a second than without"
-    OVER = "the last of a rest's or probe's steps is over, the draft model still does not pay, and it might"
-
-
-TRANSITIONS = {  # where none is named, a phase goes on
-    (Phase.TIMING, Event.PAYS): Phase.DRAFTING,
-    (Phase.TIMING, Event.FAILS): Phase.RESTING,
-    (Phase.DRAFTING, Event.FAILS): Phase.RESTING,
-    (Phase.DRAFTING, Event.LOSES): Phase.RESTING,
-    (Phase.DRAFTING, Event.UNKNOWN): Phase.TIMING,
-    (Phase.RESTING, Event.PAYS): Phase.DRAFTING,
-    (Phase.RESTING, Event.OVER): Phase.PROBING,
-    (Phase.RESTING, Event.LOSES): Phase.RESTING,  # by look-ups
-    (Phase.RESTING, Event.UNKNOWN): Phase.TIMING,
-    (Phase.PROBING, Event.PAYS): Phase.DRAFTING,
-    (Phase.PROBING, Event.OVER): Phase.RESTING,  # for a longer pause
-    (Phase.PROBING, Event.LOSES): Phase.RESTING,  # of fewer rows, which may have lost less before
-    (Phase.PROBING, Event.UNKNOWN): Phase.TIMING,
-}
 
 
 class Auto(Growing):
@@ -123,20 +80,11 @@ class Auto(Growing):
         self.measured_plain_seconds: float | None = None  # of a step
         self.rows = self.rows_to_come = 0  # that prices are for; that are about to decode
         self.steps = self.steps_without_drafts = self.idle_steps = 0  # all, and the latest without drafts
-        self.quiet_steps, self.quiet_seconds = 0, 0.0  # the latest, which the averages lack, and what they took
         self.next_look = self.next_question = 0  # the steps in which something is decided next, look-ups are asked next
         self.asks_none = False  # in this step
-        self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
-        self.probe_steps = dict[int, float]()  # by the same: plain steps that the last probe took time for
-        self.probed = 0.0  # the same of the probe that goes on
-        self.phase, self.steps_left, self.rested = Phase.TIMING, 0, 0  # steps of a probe; those of a rest so far
-        self.trees_while_right = 0  # by which a probe may still become longer
+        self.phase, self.probes, self.speed = Phase.TIMING, Probes(), RecentSpeed()
         self.prompt_reads = NO_PROMPTS
-        self.tokens = self.seconds = 0.0
         self.is_surprised = False  # by what the last step took
-        self.gained = 0.0  # tokens of the last steps beyond those of plain ones that take as long
-        self.stake = 0.0  # tokens that the dearest of the last look-ups loses if it is wrong
-        self.recent_seconds = self.recent_forecast = 0.0  # of the last steps: what they took, and what was expected
 
     @property
     def profile(self) -> Profile:
@@ -146,8 +94,8 @@ class Auto(Growing):
     @property
     def plain_seconds(self) -> float | None:
         """The seconds of a step without drafts, once they are well known, and while steps take what they took then."""
-        as_then = self.recent_seconds <= MAX_SLOWDOWN * self.recent_forecast
-        return self.measured_plain_seconds if as_then and not self.timing.is_busy else None
+        is_valid = self.speed.is_as_forecast and not self.timing.is_busy
+        return self.measured_plain_seconds if is_valid else None
 
     def begin(self, rows: int, prompt_reads: PromptReads | None = None) -> Outlook:
         """Set prices before the first step, so that a draft model that will not be used need not read the prompts.
@@ -178,7 +126,7 @@ class Auto(Growing):
             self.profile.check_load()
         is_due |= self.has_probed or self.is_surprised or self.costs is None
         if not self.timing.has_costs:
-            self.rows, self.costs, self.measured_plain_seconds, self.seconds = priced_rows, None, None, 0.0
+            self.rows, self.costs, self.measured_plain_seconds, self.speed.seconds = priced_rows, None, None, 0.0
         elif is_due or (priced_rows != self.rows and not self.asks_nobody):
             self.choose(priced_rows)
             self.is_surprised = False
@@ -186,7 +134,7 @@ class Auto(Growing):
         if following := TRANSITIONS.get((self.phase, event)):
             self.enter(following, event)
         else:
-            self.steps_left, self.rested = self.steps_left - 1, self.rested + 1
+            self.probes.count_step()
         self.is_probing = self.phase is Phase.PROBING
         is_new_pair = self.phase is Phase.TIMING
         self.timed_tree = self.timing.first_tree_for(rows) if is_new_pair else self.timing.tree_for(rows, self.steps)
@@ -200,47 +148,39 @@ class Auto(Growing):
         """What decides on the next phase."""
         if not self.timing.has_costs:
             return Event.UNKNOWN
-        if self.gained < -MAX_LOSS * math.sqrt(self.rows) - self.stake:
+        if self.speed.gained < -MAX_LOSS * math.sqrt(self.rows) - self.speed.stake:
             return Event.LOSES
         if self.model_pays and not self.rests:
             return Event.PAYS
-        has_rested = self.phase is Phase.RESTING and self.can_pay and self.rested >= self.rest_steps
+        probes, may_probe = self.probes, self.phase is Phase.RESTING and self.can_pay
+        has_rested = may_probe and probes.rested >= probes.rest_steps(self.rows)
         return Event.OVER if has_rested or self.has_probed else Event.FAILS
 
     @property
     def has_probed(self) -> bool:
         """Whether a probe has come to its end: then prices are set, as what it has shown decides."""
-        return self.phase is Phase.PROBING and self.steps_left <= 0
-
-    @property
-    def rest_steps(self) -> float | int:
-        """How long so many rows rest; many have to catch up first."""
-        size, doublings = self.rows.bit_length(), math.log2(self.rows)
-        pause = min(self.pauses[size] * (1 + doublings), MAX_PAUSE)
-        probe_steps = self.probe_steps.get(size, FIRST_PROBE * math.sqrt(self.rows))
-        return max(pause, REST_PER_PROBE * doublings * probe_steps)
+        return self.phase is Phase.PROBING and self.probes.steps_left <= 0
 
     def enter(self, phase: Phase, event: Event) -> None:
         """Begin a phase: what does not pay rests from this step on, and longer after each probe."""
-        size = self.rows.bit_length()
+        probes, speed = self.probes, self.speed
         if self.phase is Phase.PROBING and event is not Event.UNKNOWN and self.timing.budget:
-            self.probe_steps[size] = min(self.probed, MAX_PROBE)
+            probes.note_time(self.rows)
         if phase is Phase.PROBING:
-            self.steps_left, self.pauses[size] = PROBE_STEPS - 1, min(2 * self.pauses[size], MAX_PAUSE)
-            self.trees_while_right, self.probed = MAX_TREES_WHILE_RIGHT, 0.0
-            self.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else self.gained
+            probes.begin(self.rows)
+            speed.gained = -LOSS_BEFORE * math.sqrt(self.rows) if self.rests else speed.gained
         elif phase is Phase.RESTING:
-            self.rested = int(event is not Event.OVER)
+            probes.rested = int(event is not Event.OVER)
         if event is Event.OVER and phase is Phase.RESTING:
-            self.recent.fade(math.exp(-self.pauses[size] / (8 * MEMORY_NODES)))
+            self.recent.fade(math.exp(-probes.pauses[self.rows.bit_length()] / (8 * MEMORY_NODES)))
             self.learnt_rates = None
         if event in (Event.LOSES, Event.UNKNOWN):
-            self.gained = 0.0
+            speed.gained = 0.0
         self.phase, self.rests = phase, event is Event.LOSES
 
     def choose(self, rows: int) -> None:
         """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
-        self.add_quiet_steps()
+        self.speed.add_counted(self.rows, self.measured_plain_seconds)
         self.next_look = 0
         if self.learnt_rates is None:
             weight = DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT
@@ -248,13 +188,13 @@ class Auto(Growing):
         rates = self.learnt_rates
         self.costs = costs = self.profile.costs(rows) if self.profile.timed_rows else DEFAULT_COSTS.scale_rows(rows)
         self.measured_plain_seconds = costs.seconds(NO_WORK) if self.timing.is_settled(rows) else None
-        if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
+        if rows != self.rows or not self.speed.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "pass" else CHAINS[:1]
             forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
             best = max(forecasts, key=lambda forecast: forecast.tokens / forecast.seconds)
-            self.tokens, self.seconds = STEPS_PER_PRICING * rows * best.tokens, STEPS_PER_PRICING * best.seconds
+            self.speed.begin(StepForecast(rows * best.tokens, best.seconds), STEPS_PER_PRICING)
         self.rows = rows
-        rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
+        rate = max(1 / costs.seconds(NO_WORK), self.speed.tokens / self.speed.seconds / rows)
         reads = self.prompt_reads._replace(passes=rows * self.prompt_reads.passes)
         model_margin = CATCH_UP_MARGIN * rows if self.phase is Phase.RESTING else 0.0
         numbers = (rate, *reads, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows), model_margin)
@@ -265,8 +205,8 @@ class Auto(Growing):
         if not (rates is self.rates and costs == self.priced_costs and is_close):
             self.priced_costs, self.priced_by = costs, numbers
             self.price(rates, costs, rate, reads, *numbers[-2:])
-        if self.model_pays and self.gained > 0:  # it has to go on paying before pauses are as short as at first
-            self.pauses[rows.bit_length()] = max(self.pauses[rows.bit_length()] // 2, FIRST_PAUSE)
+        if self.model_pays and self.speed.gained > 0:
+            self.probes.shorten_pause(rows)
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes that the draft model reads, by the tree in use; a model that some rows ask answers them all."""
@@ -277,7 +217,8 @@ class Auto(Growing):
                 self.advance(rows)
             else:
                 self.asks_none = self.steps < self.next_question
-                self.steps, self.rested, self.rows_to_come = self.steps + 1, self.rested + 1, 0
+                self.steps, self.rows_to_come = self.steps + 1, 0
+                self.probes.count_step()
             if self.asks_none:
                 return Plan([[]] * rows)
         if not seeded:
@@ -334,58 +275,34 @@ class Auto(Growing):
             return None
         if is_quiet and plain_seconds is not None:
             seconds = plain_seconds if record.is_first_of_size else record.decoding_seconds
-            self.quiet_steps, self.quiet_seconds = self.quiet_steps + 1, self.quiet_seconds + seconds
+            self.speed.count_plain(seconds)
             self.timing.note_plain(rows, seconds)
             return StepForecast(sum(record.scored), plain_seconds)
         if work.nodes:
             self.next_look = 0
-        self.add_quiet_steps()
+        self.speed.add_counted(self.rows, self.measured_plain_seconds)
         if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds
             self.is_surprised = bool(self.timing.budget and work.nodes) and is_slow
-            self.recent_seconds = self.recent_seconds * FADE_PER_STEP + record.decoding_seconds
-            self.recent_forecast = self.recent_forecast * FADE_PER_STEP + forecast.seconds
+            self.speed.compare(record.decoding_seconds, forecast.seconds)
         if work is not NO_WORK:
             self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
         if self.is_probing:
-            self.extend_probe(record)
+            self.probes.extend(record)
             if self.timing.budget and self.costs and not record.is_first_of_size:
-                self.probed += record.decoding_seconds / self.costs.plain - 1
+                self.probes.plain_steps_now += record.decoding_seconds / self.costs.plain - 1
         if work.reads:
             self.prompt_reads = NO_PROMPTS
         self.follow_temperature(record)
         self.timing.observe(record, work, self.timed_tree, self.phase is Phase.TIMING)
         if self.costs and rows == self.rows:
             tokens, seconds = sum(len(emission.tokens) for emission in record.emitted), self.costs.seconds(work)
-            self.tokens, self.seconds = self.tokens * FADE_PER_STEP + tokens, self.seconds * FADE_PER_STEP + seconds
+            self.speed.add(tokens, seconds)
             if self.phase in (Phase.DRAFTING, Phase.RESTING) and not any(tree.is_seeded for tree in record.trees):
                 plain_tokens = rows * seconds / self.costs.plain
-                self.gained = self.gained * FADE_PER_STEP + tokens - plain_tokens
-                if self.kind == "lookup":
-                    self.stake = max(self.stake * FADE_PER_STEP, plain_tokens - rows)
+                self.speed.add_gain(tokens, plain_tokens, plain_tokens - rows if self.kind == "lookup" else 0.0)
         return forecast
-
-    def add_quiet_steps(self) -> None:
-        """Add the steps without drafts that were only counted: all of them are alike."""
-        count, plain_seconds = self.quiet_steps, self.measured_plain_seconds
-        if count and plain_seconds is not None:
-            fade = FADE_PER_STEP**count
-            self.recent_seconds = self.recent_seconds * fade + self.quiet_seconds
-            self.recent_forecast = self.recent_forecast * fade + count * plain_seconds
-            self.tokens = self.tokens * fade + count * self.rows
-            self.seconds = self.seconds * fade + count * plain_seconds
-            self.gained, self.stake = self.gained * fade, self.stake * fade
-        self.quiet_steps, self.quiet_seconds = 0, 0.0
-
-    def extend_probe(self, record: "StepRecord") -> None:
-        """A step that catches up does not count; and while most rows' drafts are right, a probe goes on for a while."""
-        drafting = [emission for emission, tree in zip(record.emitted, record.trees, strict=True) if tree.laws]
-        num_right = sum(len(emission.tokens) > 1 for emission in drafting)
-        if record.is_catching_up:
-            self.steps_left += 1
-        elif 2 * num_right > len(drafting) and self.trees_while_right > 0:
-            self.steps_left, self.trees_while_right = self.steps_left + 1, self.trees_while_right - len(drafting)
 
     def forecast(self, record: "StepRecord", work: Work) -> StepForecast | None:
         """The tokens and seconds that were to be expected of the trees that were drawn."""
@@ -412,8 +329,8 @@ class Auto(Growing):
         rests = self.kind != "lookup" and self.phase is not Phase.DRAFTING  # look-ups that rest cost nothing
         advise &= rests and mostly_plain and not self.timing.is_busy
         if advise and self.costs and self.profile.timed_rows:
-            plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
-            if self.tokens <= (1 + MARGIN) * plain_tokens:
+            plain_tokens = self.rows * self.speed.seconds / self.costs.seconds(NO_WORK)
+            if self.speed.tokens <= (1 + MARGIN) * plain_tokens:
                 say_once(NO_DRAFTS_ADVICE)
 
 

@@ -17,10 +17,11 @@ from steps import law_error
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import STEPS_PER_LOOK, STEPS_PER_PRICING, Auto, Phase, TreeLimits
+from multidraft.autotune.auto_policy import STEPS_PER_LOOK, STEPS_PER_PRICING, Auto, TreeLimits
 from multidraft.autotune.estimates import CLASSES, Costs, TreeRates, Work
 from multidraft.autotune.growing_policy import Growing
 from multidraft.autotune.plans import MIN_STEPS, Profile
+from multidraft.autotune.probes import Phase
 from multidraft.autotune.timed_steps import LATEST_STEPS, work_of
 from multidraft.decoding.policy import NO_PROMPTS, Plan, PromptReads, StepForecast, TreePolicy
 from multidraft.decoding.state import DecodeConfig
@@ -268,7 +269,7 @@ def test_many_rows_rest_the_longer_the_more_a_probe_took(rows: int, probe: float
     """`probe` is in plain steps; while it is not known, it is taken for twice the square root of the rows."""
     policy, pauses = Auto(profile(by_rows={rows: costs(10.0, 8.0, 0.3)}, true_rates=rates(0.05)), 1.0), list[int]()
     if probe is not None:
-        policy.probe_steps[rows.bit_length()] = probe
+        policy.probes.plain_steps[rows.bit_length()] = probe
     for step_number in itertools.count():
         policy.plan([TokenTree([0])] * rows, 0)
         if policy.phase is Phase.PROBING:
@@ -284,12 +285,12 @@ def test_rows_may_come_or_end_in_a_probe(others: int) -> None:
     known_profile = profile(by_rows={rows: costs(10.0, 8.0, 0.3) for rows in (4, 16, 32)}, true_rates=rates(0.05))
     policy = Auto(known_profile, 1.0, TreeLimits(4, 4), budget=1.0)
     record = list(records(policy, RIGHT, WRONG, 1, 16))[-1]
-    policy.rested, policy.next_look = 10**6, 0
+    policy.probes.rested, policy.next_look = 10**6, 0
     for rows in 16, *[others] * 4:
         policy.plan([TokenTree([0])] * rows, 0)
         policy.observe(record)
     assert policy.phase is Phase.RESTING
-    assert set(policy.probe_steps) == {others.bit_length()}
+    assert set(policy.probes.plain_steps) == {others.bit_length()}
 
 
 def test_a_probe_whose_drafts_are_right_ends_a_rest() -> None:
@@ -297,7 +298,7 @@ def test_a_probe_whose_drafts_are_right_ends_a_rest() -> None:
     policy = Auto(profile(by_rows={16: costs(10.0, 4.0, 0.3)}, true_rates=rates(0.02)), 1.0, TreeLimits(4, 4))
     list(records(policy, RIGHT, WRONG, 1, 16))
     assert policy.phase is Phase.RESTING
-    policy.steps, policy.rested, policy.next_look = STEPS_PER_PRICING, 10**6, 0
+    policy.steps, policy.probes.rested, policy.next_look = STEPS_PER_PRICING, 10**6, 0
     list(records(policy, RIGHT, RIGHT, STEPS_PER_PRICING - 1, 16))
     assert policy.phase is Phase.DRAFTING
 
@@ -307,7 +308,7 @@ def test_a_probe_ends_though_fewer_rows_have_lost_as_many_tokens() -> None:
     known_profile = profile(by_rows={rows: costs(10.0, 8.0, 0.3) for rows in (4, 16)}, true_rates=rates(0.05))
     policy = Auto(known_profile, 1.0)
     policy.plan([TokenTree([0])] * 16, 0)
-    policy.rests, policy.rested, policy.next_look = True, 10**6, 0
+    policy.rests, policy.probes.rested, policy.next_look = True, 10**6, 0
     phases = list[Phase]()
     for step_number in range(30):
         policy.plan([TokenTree([0])] * (4 if step_number else 16), 0)
@@ -324,12 +325,12 @@ def test_a_rest_does_not_last_for_hours_after_a_step_that_did(budget: float, sec
     policy = Auto(known_profile, 1.0, TreeLimits(4, 4), budget=budget)
     record = list(records(policy, RIGHT, WRONG, 1, 16))[-1]
     record.seconds = {"measure": 0.0, "target": seconds}
-    policy.rested, policy.next_look = 10**6, 0
+    policy.probes.rested, policy.next_look = 10**6, 0
     for _ in range(3):
         policy.plan([TokenTree([0])] * 16, 0)
         policy.observe(record)
     assert policy.phase is Phase.RESTING
-    assert policy.rest_steps == pytest.approx(rest)
+    assert policy.probes.rest_steps(policy.rows) == pytest.approx(rest)
 
 
 def test_rows_for_which_drafts_pay_end_a_rest_at_once_though_most_of_its_steps_are_only_counted() -> None:
@@ -438,7 +439,8 @@ def test_a_seed_repeats_a_run_whatever_had_to_be_made_in_it(monkeypatch) -> None
     for policy in policies:
         assert list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), LOOKUP, 60))
         monkeypatch.setattr(TableModel, "recorded_sizes", property(lambda model: next(sizes)))
-    assert (policies[0].tokens, policies[0].seconds) == (policies[1].tokens, policies[1].seconds)
+    speeds = [policy.speed for policy in policies]
+    assert (speeds[0].tokens, speeds[0].seconds) == (speeds[1].tokens, speeds[1].seconds)
 
 
 def test_strange_limits_are_refused() -> None:
@@ -508,11 +510,11 @@ def test_while_rows_join_nothing_is_drafted_that_does_not_pay_for_all() -> None:
 def test_what_few_rows_gain_does_not_shorten_the_pauses_of_many() -> None:
     """A server's clients are few between two bursts; each burst was then probed as at first."""
     policy = Auto(profile(by_rows={1: costs(), 16: costs(node=50.0)}), 1.0)
-    policy.pauses |= {(1).bit_length(): 128, (16).bit_length(): 512}
-    policy.gained = 1.0
+    policy.probes.pauses |= {(1).bit_length(): 128, (16).bit_length(): 512}
+    policy.speed.gained = 1.0
     for rows in (16, 1, 16):
         policy.choose(rows)
-    assert list(policy.pauses.values()) == [64, 512]
+    assert list(policy.probes.pauses.values()) == [64, 512]
 
 
 @unchecked
@@ -607,9 +609,9 @@ def test_a_plain_step_s_seconds_are_told_once_they_are_well_known() -> None:
         setattr(policy.profile, busy, True)
         assert policy.plain_seconds is None
         setattr(policy.profile, busy, False)
-    policy.recent_seconds, policy.recent_forecast = 2.0, 1.0
+    policy.speed.measured_seconds, policy.speed.forecast_seconds = 2.0, 1.0
     assert policy.plain_seconds is None, "steps take twice as long as when plain ones were timed"
-    policy.recent_seconds = 1.2
+    policy.speed.measured_seconds = 1.2
     assert policy.plain_seconds == pytest.approx(policy.profile.costs(1).plain)
     timing, unknown = auto(profile(by_rows={1: costs(0.25, 1.5, 0.5)}), budget=math.inf), auto(Profile({}))
     for policy in timing, unknown:

@@ -17,8 +17,9 @@ from multidraft_research.cli.tune import compare, measure
 
 import multidraft as md
 from multidraft.autotune import plans
-from multidraft.autotune.auto_policy import PROBE_STEPS, STEPS_PER_PRICING, Auto, TreeLimits
+from multidraft.autotune.auto_policy import STEPS_PER_PRICING, Auto, TreeLimits
 from multidraft.autotune.plans import MAX_SAMPLES, MIN_STEPS, MeasuredPair, Profile
+from multidraft.autotune.probes import PROBE_STEPS
 from multidraft.autotune.timed_steps import (
     CHAIN_STEPS,
     CHAINS_TO_TIME,
@@ -257,7 +258,7 @@ def test_prices_of_a_busy_machine_end_with_what_was_timed_there(
         clock.slowdown = 9.0 if load else 1.0
         for _ in records(policy, target, draft, steps, rows):
             if not load and policy.costs:
-                rates.append(policy.tokens / policy.seconds / policy.rows)
+                rates.append(policy.speed.tokens / policy.speed.seconds / policy.rows)
                 assert policy.costs.plain == pytest.approx(PLAIN, rel=0.1)
     assert rates == pytest.approx([1 / PLAIN] * len(rates), rel=0.2)
     assert len(rates) > LAST

@@ -8,8 +8,9 @@ from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_
 from marks import slow_but
 from plans import costs, profile, rates
 
-from multidraft.autotune.auto_policy import PROBE_STEPS, TRANSITIONS, Auto, Event, Phase
+from multidraft.autotune.auto_policy import Auto
 from multidraft.autotune.estimates import AcceptanceTracker, Costs
+from multidraft.autotune.probes import PROBE_STEPS, TRANSITIONS, Event, Phase
 from multidraft.autotune.timed_steps import work_of
 from multidraft.decoding.record import StepRecord
 from multidraft.models.ensemble import LookupThenModel, spread
@@ -99,7 +100,7 @@ class Unguarded(Auto):
     """Wrong: what was lost does not count."""
 
     def event(self) -> Event:
-        self.gained = max(self.gained, 0.0)
+        self.speed.gained = max(self.speed.gained, 0.0)
         return super().event()
 
 
@@ -121,7 +122,7 @@ def test_it_drafts_again_when_that_pays_again(rows: int, kind: str) -> None:
     late = constant_model(lambda length: CERTAIN_TOKEN.roll(1) if length < 40 else CERTAIN_TOKEN)
     draft = late if kind == "pass" else mixture(late)
     policy = auto(rows, CHEAP, draft)
-    policy.probe_steps[rows.bit_length()] = 0.25  # a probe takes little
+    policy.probes.plain_steps[rows.bit_length()] = 0.25  # a probe takes little
     step_records = list(records(policy, RIGHT, draft, 160 if rows < 16 else 400, rows))
     assert num_accepted(step_records[-20:]) > 20 * rows
 

@@ -99,7 +99,7 @@ def test_a_probe_lasts_until_the_rows_have_caught_up():
     """And goes on while drafts are right. What catching up takes is not taken for the price of a plain step."""
     policy = Auto(profile(by_rows={1: costs(1.0, 0.75, 0.05)}, true_rates=rates(0.1), spent=0.0), 0.0, budget=1e9)
     policy.begin(1, PromptReads())
-    policy.pauses[1] = 2
+    policy.probes.pauses[1] = 2
     before = policy.profile.step_count(1, drafted=False)
     records = steps(*rested([3 * CHUNK], policy), count=8)
     drafted = [len(record.trees[0]) > 1 for record in records]

@@ -55,7 +55,7 @@ class Moody(StaticTree):
 def auto(known: Profile, budget: float = 0.0) -> Auto:
     """Probes that come soon."""
     policy = Auto(known, 0.0, budget=budget)
-    policy.pauses.default_factory = lambda: 3
+    policy.probes.pauses.default_factory = lambda: 3
     return policy
 
 
@@ -135,7 +135,7 @@ class Life(RuleBasedStateMachine):
         if isinstance(policy, Moody):
             policy.rests = not policy.rests
         elif isinstance(policy, Auto):
-            policy.steps_left, policy.rested = 0, 10**6
+            policy.probes.steps_left, policy.probes.rested = 0, 10**6
 
     def teardown(self) -> None:
         """All come to their ends, as alone."""
