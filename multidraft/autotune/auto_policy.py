@@ -114,10 +114,11 @@ class Auto(Growing):
         rests = self.kind == "pass" and is_known and self.asks_nobody  # look-ups read for nothing
         return Outlook(rests, self.plain_seconds)
 
-    def advance(self, rows: int) -> None:
+    def advance(self, rows: int, may_time: bool) -> None:
         """A step of so many rows begins: set prices if it is time, follow the transitions, and choose what is timed.
 
-        While others are about to join, prices are those of all: drafts that do not pay then are not begun.
+        Nothing is timed beside a row with a seed. While others are about to join, prices are those of all: drafts that
+        do not pay then are not begun.
         """
         priced_rows, self.rows_to_come = max(rows, self.rows_to_come), 0
         is_rare = self.kind == "lookup" or self.idle_steps > IDLE_STEPS
@@ -137,7 +138,8 @@ class Auto(Growing):
             self.probes.count_step()
         self.is_probing = self.phase is Phase.PROBING
         is_new_pair = self.phase is Phase.TIMING
-        self.timed_tree = self.timing.first_tree_for(rows) if is_new_pair else self.timing.tree_for(rows, self.steps)
+        later_tree = self.timing.tree_for(rows, self.steps) if may_time else None
+        self.timed_tree = self.timing.first_tree_for(rows) if is_new_pair else later_tree
         self.steps += 1
         is_settled = self.measured_plain_seconds is not None and not self.timing.chain_for(rows)
         may_look_away = is_settled and self.phase in (Phase.DRAFTING, Phase.RESTING) and not self.asks_model
@@ -153,7 +155,7 @@ class Auto(Growing):
         if self.model_pays and not self.rests:
             return Event.PAYS
         probes, may_probe = self.probes, self.phase is Phase.RESTING and self.can_pay
-        has_rested = may_probe and probes.rested >= probes.rest_steps(self.rows)
+        has_rested = may_probe and probes.rested >= probes.rest_steps(self.rows, catches_up=self.kind != "lookup")
         return Event.OVER if has_rested or self.has_probed else Event.FAILS
 
     @property
@@ -214,7 +216,7 @@ class Auto(Growing):
         if depth == 0:
             rows, self.asks_none = len(trees), False
             if seeded or self.steps >= self.next_look or max(rows, self.rows_to_come) != self.rows:
-                self.advance(rows)
+                self.advance(rows, may_time=not seeded)
             else:
                 self.asks_none = self.steps < self.next_question
                 self.steps, self.rows_to_come = self.steps + 1, 0
@@ -281,7 +283,8 @@ class Auto(Growing):
         if work.nodes:
             self.next_look = 0
         self.speed.add_counted(self.rows, self.measured_plain_seconds)
-        if (forecast := self.forecast(record, work)) is not None and not record.is_first_of_size:
+        is_usual = not (record.is_first_of_size or record.is_catching_up)
+        if (forecast := self.forecast(record, work)) is not None and is_usual:
             is_slow = record.decoding_seconds > MAX_SURPRISE * forecast.seconds
             self.is_surprised = bool(self.timing.budget and work.nodes) and is_slow
             self.speed.compare(record.decoding_seconds, forecast.seconds)
@@ -314,13 +317,14 @@ class Auto(Growing):
         return StepForecast(tokens, self.costs.seconds(work))
 
     def follow_temperature(self, record: "StepRecord") -> None:
-        """Start from what is known of acceptance at the temperature at which most rows decode now."""
+        """Where no row has the temperature of before, start from what is known of acceptance at most rows' own."""
         if (exact := {row.sampling.temperature for row in record.targets.rows}) == self.temperatures:
             return
         self.temperatures, temperatures = exact, temperatures_of(record)
         if self.temperature not in temperatures and temperatures:
             ((self.temperature, _),) = Counter(temperatures).most_common(1)
             self.prior, self.learnt_rates = self.profile.rates(self.temperature), None
+            self.recent = AcceptanceTracker()  # of steps at another temperature
 
     def finish(self, advise: bool = True) -> None:
         """Write the profile; if drafts have not paid, warn once and say how to do without."""

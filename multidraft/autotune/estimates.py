@@ -124,7 +124,10 @@ class AcceptanceTracker:
     def observe(
         self, record: "StepRecord", memory: float | int = float("inf"), rows: Sequence[int] | None = None
     ) -> None:
-        """Learn from a step's verdicts in `rows`, all by default; older ones fade by a factor e over `memory` nodes."""
+        """Learn from a step's verdicts in `rows`, all by default.
+
+        Older ones fade by a factor e over `memory` nodes of each row that drafts.
+        """
         if not any(tree.laws for tree in record.trees):  # nothing was asked, as in most steps of some runs
             return
         rows = range(len(record.trees)) if rows is None else rows
@@ -141,7 +144,7 @@ class AcceptanceTracker:
                     self.counts += sum(accept_masses), weight * acceptance_of_known(probabilities, 1.0)[drafts]
                 elif drafts:
                     self.add((drafts, class_of(tree.laws[node])), weight, accept_masses)
-        self.fade(np.exp(-sum(map(len, visits)) / len(visits) / memory))
+        self.fade(np.exp(-sum(map(len, visits)) / max(sum(map(bool, visits)), 1) / memory))
 
     def add(self, cell: tuple[int, int], weight: float | int, accept_masses: list[float]) -> None:
         """Add one node; `cell` is its number of drafts and its confidence class."""
@@ -253,9 +256,13 @@ class Costs:
         return replace(self, plain=plain, first=plain + self.first - self.plain)
 
     def scale_rows(self, factor: float | int) -> "Costs":
-        """The costs with `factor` times the rows, which put that many times the tokens into every pass."""
-        extra, plain = factor - 1, self.plain if factor <= 1 else max(self.plain, self.first)
-        step_costs = plain + extra * self.node, self.first + extra * self.node
+        """The costs with `factor` times the rows, which put that many times the tokens into every pass.
+
+        A plain step of fewer rows takes at least its share.
+        """
+        plain = self.plain if factor <= 1 else max(self.plain, self.first)
+        extra = max((factor - 1) * self.node, min(factor - 1, 0) * plain)
+        step_costs = plain + extra, self.first + extra
         timed = tuple(((nodes + 1) / factor - 1, seconds) for nodes, seconds in self.beside_line)  # as many tokens
         return Costs(*step_costs, factor * self.node, self.level, factor * self.read, timed)
 

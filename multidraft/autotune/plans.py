@@ -150,8 +150,11 @@ class Profile:
         return lower_quartile([run.beside_model for kind, runs in groups if kind.endswith("/0") for run in runs])
 
     def at(self, temperature: float | int) -> AcceptanceTracker:
-        """The tracker of acceptance at about this temperature."""
-        return self.acceptance.setdefault(round(float(temperature), 1), AcceptanceTracker())
+        """The tracker of acceptance at about this temperature; where there are many, at the nearest that has one."""
+        rounded = round(float(temperature), 1)
+        if rounded not in self.acceptance and len(self.acceptance) >= MAX_TEMPERATURES:
+            rounded = min(self.acceptance, key=lambda other: abs(other - rounded))
+        return self.acceptance.setdefault(rounded, AcceptanceTracker())
 
     def rates(self, temperature: float | int) -> TreeRates:
         """The acceptance at the nearest temperature with enough nodes; the prior if there is none."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
-FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
+FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes; a model that has to catch up pauses longer with many rows
 REST_PER_PROBE = 100.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
 MAX_PROBE = 16.0  # plain steps that count of a probe, which may have waited for something else
 FIRST_PROBE = 2.0  # plain steps, times the square root of the number of rows: what a probe is taken to take
@@ -53,23 +53,24 @@ TRANSITIONS = {  # where none is named, a phase goes on
 
 
 class Probes:
-    """When a draft model that does not pay is probed, and for how long: rests become longer with each probe in vain."""
+    """When drafts that do not pay are probed, and for how long: until they pay, each rest is longer than the last."""
 
     def __init__(self) -> None:
         self.pauses = defaultdict[int, int](lambda: FIRST_PAUSE)  # of the next rest, by the bits of the number of rows
         self.plain_steps = dict[int, float]()  # by the same: that the last probe took time for
         self.plain_steps_now = 0.0  # the same of the probe that goes on
-        self.rested = self.steps_left = 0  # steps of a rest so far; of a probe
+        self.rested = self.steps_left = 0  # steps since a rest began; of a probe
         self.trees_while_right = 0  # by which a probe may still become longer
 
-    def rest_steps(self, rows: int) -> float | int:
-        """How long so many rows rest; many have to catch up first."""
+    def rest_steps(self, rows: int, catches_up: bool = True) -> float | int:
+        """How long so many rows rest: for longer where the draft model of many catches up before it can be probed."""
         size, doublings = rows.bit_length(), math.log2(rows)
         pause = min(self.pauses[size] * (1 + doublings), MAX_PAUSE)
-        return max(pause, REST_PER_PROBE * doublings * self.plain_steps.get(size, FIRST_PROBE * math.sqrt(rows)))
+        per_probe = REST_PER_PROBE * doublings if catches_up else 0.0
+        return max(pause, per_probe * self.plain_steps.get(size, FIRST_PROBE * math.sqrt(rows)))
 
     def count_step(self) -> None:
-        """A step of a rest, or of a probe, goes by."""
+        """A step goes by."""
         self.rested, self.steps_left = self.rested + 1, self.steps_left - 1
 
     def begin(self, rows: int) -> None:

@@ -17,11 +17,11 @@ class RecentSpeed:
         self.gained = 0.0  # tokens beyond those of plain steps that take as long
         self.stake = 0.0  # tokens that the dearest of the look-ups loses if it is wrong
         self.measured_seconds = self.forecast_seconds = 0.0
-        self.plain_count, self.plain_seconds = 0, 0.0  # of the latest, which were only counted; what they took
+        self.counted_steps, self.counted_seconds = 0, 0.0  # of the latest, which were only counted; what they took
 
     @property
     def is_as_forecast(self) -> bool:
-        """Whether steps take about what they took when costs were measured."""
+        """Whether steps take not much longer than they took when costs were measured."""
         return self.measured_seconds <= MAX_SLOWDOWN * self.forecast_seconds
 
     def begin(self, forecast: StepForecast, steps: int) -> None:
@@ -44,17 +44,17 @@ class RecentSpeed:
 
     def count_plain(self, seconds: float) -> None:
         """A step without drafts has taken so many seconds."""
-        self.plain_count, self.plain_seconds = self.plain_count + 1, self.plain_seconds + seconds
+        self.counted_steps, self.counted_seconds = self.counted_steps + 1, self.counted_seconds + seconds
 
     def add_counted(self, rows: int, forecast: float | None) -> None:
         """Add the steps that were counted, all of so many rows, of which each was to take so many seconds.
 
         Where that is not known any more, they are left out.
         """
-        count, fade = self.plain_count, FADE_PER_STEP**self.plain_count
+        count, fade = self.counted_steps, FADE_PER_STEP**self.counted_steps
         if count and forecast is not None:
-            self.measured_seconds = self.measured_seconds * fade + self.plain_seconds
+            self.measured_seconds = self.measured_seconds * fade + self.counted_seconds
             self.forecast_seconds = self.forecast_seconds * fade + count * forecast
             self.tokens, self.seconds = self.tokens * fade + count * rows, self.seconds * fade + count * forecast
             self.gained, self.stake = self.gained * fade, self.stake * fade
-        self.plain_count, self.plain_seconds = 0, 0.0
+        self.counted_steps, self.counted_seconds = 0, 0.0

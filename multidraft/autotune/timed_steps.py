@@ -72,7 +72,7 @@ class TimedSteps:
             self.has_said = True
 
     def first_tree_for(self, rows: int) -> StaticTree:
-        """What a new pair drafts, of which nothing is known; where nothing can be drafted, tries come to an end."""
+        """What a new pair drafts, of which nothing is known; where its steps cannot be timed, tries come to an end."""
         has_plain_steps, tries = self.profile.step_count(rows, False) >= MIN_STEPS, self.tries(rows, self.first_tree)
         return self.first_tree if has_plain_steps and tries < 2 * MIN_STEPS else self.without_drafts
 
@@ -108,7 +108,7 @@ class TimedSteps:
         rows, is_seeded = len(record.trees), any(row_tree.is_seeded for row_tree in record.trees)
         if work is not NO_WORK:
             self.longest_right = max(self.longest_right, *(len(emission.tokens) - 1 for emission in record.emitted))
-        if tree is not None and not is_seeded and (work.nodes or self.kind != "lookup"):
+        if tree is not None and not is_seeded and work.nodes and not record.is_catching_up:
             self.steps_with_tree[self.profile.restarts, rows, tree] += 1
         if self.budget and not is_seeded:
             counts = self.counts(rows, bool(work.nodes), is_new_pair)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_drafts, records, start
-from plans import costs, profile, rates
+from plans import costs, profile, rates, seen
 from steps import law_error
 
 import multidraft as md
@@ -276,6 +276,48 @@ def test_many_rows_rest_the_longer_the_more_a_probe_took(rows: int, probe: float
             break
         pauses.append(step_number)
     assert len(pauses) == pytest.approx(rest, abs=1)
+
+
+def test_look_ups_of_many_rows_that_have_lost_rest_no_longer_than_the_most() -> None:
+    """Nothing has to catch up before they are asked again: sixteen rows once rested for 3,200 steps."""
+    policy = Auto(profile(by_rows={16: costs(10.0, 0.0, 0.01)}), 1.0, kind="lookup")
+    policy.plan([TokenTree([0])] * 16, 0)
+    policy.speed.gained = -1e9
+    steps = 0
+    while policy.phase is not Phase.PROBING:
+        policy.plan([TokenTree([0])] * 16, 0)
+        steps += 1
+    assert steps == pytest.approx(160, abs=STEPS_PER_LOOK)
+
+
+def test_steps_beside_a_seed_which_cannot_be_timed_are_not_plain_for_that() -> None:
+    trees, policy = [TokenTree([0], is_seeded=True), TokenTree([0])], auto(profile(spent=0.0), budget=1e9)
+    for has_seed in (False, True):
+        timed_trees = list[object]()
+        for _ in range(16):
+            policy.plan(trees if has_seed else trees[1:] * 2, 0)
+            timed_trees.append(policy.timed_tree)
+        assert any(timed_trees) != has_seed
+
+
+def test_what_was_learnt_at_another_temperature_does_not_count() -> None:
+    """Where drafts pay at the new one they are drafted at once, and not after some probes."""
+    policy = Auto(profile(true_rates=rates(0.9), by_rows={1: costs(10.0, 2.0, 0.3)}), 1.0, TreeLimits(4, 4))
+    policy.recent = seen(rates(0.01))
+    list(records(policy, RIGHT, RIGHT, 1))
+    assert policy.phase is Phase.RESTING
+    list(records(policy, RIGHT, RIGHT, 2 * STEPS_PER_PRICING, temperature=0.0))
+    assert policy.phase is Phase.DRAFTING
+
+
+def test_a_step_that_catches_up_says_nothing_of_the_machine() -> None:
+    policy = Auto(profile(by_rows={1: costs(10.0, 0.1, 0.1)}, true_rates=rates(0.9)), 1.0, TreeLimits(4, 4))
+    record = list(records(policy, RIGHT, RIGHT, 2))[-1]
+    for backlog in (0, 9):
+        record.trees[0].backlog, before = backlog, policy.speed.measured_seconds
+        record.trees[0].read = {} if backlog else record.trees[0].read
+        policy.observe(record)
+        assert (policy.speed.measured_seconds == before) == record.is_catching_up == (backlog > 0)
 
 
 @unchecked

@@ -66,7 +66,7 @@ class Ticking(TableModel):
         return super()._read(tokens, parents, scored)
 
     def new(self, capacity: int) -> "Ticking":
-        return Ticking(self.clock, self.pass_seconds, self.size, self.repeats)
+        return type(self)(self.clock, self.pass_seconds, self.size, self.repeats)
 
 
 @pytest.fixture
@@ -215,6 +215,21 @@ def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpC
     for _ in range(5 * MIN_STEPS):
         policy.plan([TokenTree([0])], 0)
     assert num_steps_with_drafts(list(running)) > MIN_STEPS
+    assert profile.timed_rows == [1]
+
+
+class ShortTicking(Ticking):
+    """One that reads no long texts."""
+
+    context = 500
+
+
+def test_texts_that_the_draft_model_cannot_read_use_up_no_try(clock: MadeUpClock) -> None:
+    """Behind a first one that was too long nothing was ever drafted again."""
+    profile = Profile({})
+    policy, target, draft = policy_of(profile), Ticking(clock, PLAIN), ShortTicking(clock, CHEAP)
+    assert not num_steps_with_drafts(list(records(policy, target, draft, STEPS_OF_RUN, prompts=[[0] * 600])))
+    assert num_steps_with_drafts(list(records(policy, target, draft, STEPS_OF_RUN))) > MIN_STEPS
     assert profile.timed_rows == [1]
 
 

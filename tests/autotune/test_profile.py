@@ -100,6 +100,30 @@ def test_a_root_that_was_read_and_drafted_nothing_counts(walk: str) -> None:
     assert tracker.nodes == 0
 
 
+def test_rows_that_draft_nothing_make_no_memory_longer() -> None:
+    """In a probe of sixteen rows four draft: what it has shown moved nothing."""
+    law = constant_model(lambda _: CERTAIN_TOKEN)
+    record = next(records(StaticTree(Tree.parse("2")), law, law, 1))
+    trackers = [heard(CLASSES - 1, 0.5, 100.0) for _ in range(2)]
+    for tracker, others in zip(trackers, (0, 15), strict=True):
+        trees, events = [*record.trees, *[TokenTree([0])] * others], [*record.events, *[[]] * others]
+        tracker.observe(SimpleNamespace(trees=trees, events=events), 8.0)
+    assert trackers[0].weight.tolist() == trackers[1].weight.tolist()
+
+
+def test_no_plan_gets_more_temperatures_than_are_read_again() -> None:
+    made_profile = profile(temperatures=tuple(number / 10 for number in range(plans.MAX_TEMPERATURES)))
+    assert made_profile.at(99.0) is made_profile.at((plans.MAX_TEMPERATURES - 1) / 10)
+    assert Profile.from_json(made_profile.as_json()).acceptance.keys() == made_profile.acceptance.keys()
+
+
+def test_costs_of_fewer_rows_stay_above_nothing() -> None:
+    """Sixteen rows whose drafts are dear: at one row a plain step would have taken less than no time."""
+    scaled = Costs(10.0, 12.0, 11.0, 1.0, 0.1).scale_rows(1 / 16)
+    assert scaled.plain == 10.0 / 16
+    assert scaled.first > scaled.plain
+
+
 def test_expected_tokens_are_sums_over_paths() -> None:
     assert rates(0.6, second=0.5).tokens(Tree.parse("2x1")) == pytest.approx(1 + 0.6 + 0.2 + 0.36 + 0.12)
 
