@@ -30,8 +30,8 @@ IDLE_STEPS, MAX_STEPS_PER_LOOKUP = 16, 32  # after so many without drafts look-u
 STEPS_PER_LOOK = 8  # of those without drafts most are only counted, and nothing is decided in them
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 CATCH_UP_MARGIN = 0.007  # for each row, of a model that has rested: catching up takes a step of 32 rows some 15 times
-MEMORY_NODES = 100.0  # over which acceptance fades by a factor e
-PROBE_MEMORY_NODES = 8.0  # the same of acceptance in a probe, which is to find out what has changed
+MEMORY_NODES = 100.0  # of each row, over which acceptance fades by a factor e
+PROBE_MEMORY_NODES = 8.0  # of all rows, in a probe, which is to find out what has changed: few of many draft in it
 PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
 MAX_LOSS = 3.0  # tokens of a row that the last steps may have made fewer than plain ones, as chance has it
 LOSS_BEFORE = 2.0  # what is taken for lost already after drafts have lost and rested
@@ -155,7 +155,7 @@ class Auto(Growing):
         if self.model_pays and not self.rests:
             return Event.PAYS
         probes, may_probe = self.probes, self.phase is Phase.RESTING and self.can_pay
-        has_rested = may_probe and probes.rested >= probes.rest_steps(self.rows, catches_up=self.kind != "lookup")
+        has_rested = may_probe and probes.rested >= probes.rest_steps(self.rows)
         return Event.OVER if has_rested or self.has_probed else Event.FAILS
 
     @property
@@ -289,7 +289,7 @@ class Auto(Growing):
             self.is_surprised = bool(self.timing.budget and work.nodes) and is_slow
             self.speed.compare(record.decoding_seconds, forecast.seconds)
         if work is not NO_WORK:
-            self.recent.observe(record, PROBE_MEMORY_NODES if self.is_probing else MEMORY_NODES)
+            self.recent.observe(record, PROBE_MEMORY_NODES / rows if self.is_probing else MEMORY_NODES)
             self.learnt_rates = None
         if self.is_probing:
             self.probes.extend(record)

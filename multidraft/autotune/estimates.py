@@ -126,7 +126,7 @@ class AcceptanceTracker:
     ) -> None:
         """Learn from a step's verdicts in `rows`, all by default.
 
-        Older ones fade by a factor e over `memory` nodes of each row that drafts.
+        Older ones fade by a factor e over `memory` nodes of each of them, whether it drafts or not.
         """
         if not any(tree.laws for tree in record.trees):  # nothing was asked, as in most steps of some runs
             return
@@ -144,7 +144,7 @@ class AcceptanceTracker:
                     self.counts += sum(accept_masses), weight * acceptance_of_known(probabilities, 1.0)[drafts]
                 elif drafts:
                     self.add((drafts, class_of(tree.laws[node])), weight, accept_masses)
-        self.fade(np.exp(-sum(map(len, visits)) / max(sum(map(bool, visits)), 1) / memory))
+        self.fade(np.exp(-sum(map(len, visits)) / len(visits) / memory))
 
     def add(self, cell: tuple[int, int], weight: float | int, accept_masses: list[float]) -> None:
         """Add one node; `cell` is its number of drafts and its confidence class."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PROBE_STEPS = 2  # a draft model that does not pay is asked again
 MAX_TREES_WHILE_RIGHT = 14  # by which a probe may become longer, while drafts are right; each row's counts
-FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes; a model that has to catch up pauses longer with many rows
+FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes of one row; many rest for longer
 REST_PER_PROBE = 100.0  # times what the last probe took, for each doubling of rows: the more, the less there is to gain
 MAX_PROBE = 16.0  # plain steps that count of a probe, which may have waited for something else
 FIRST_PROBE = 2.0  # plain steps, times the square root of the number of rows: what a probe is taken to take
@@ -62,12 +62,11 @@ class Probes:
         self.rested = self.steps_left = 0  # steps since a rest began; of a probe
         self.trees_while_right = 0  # by which a probe may still become longer
 
-    def rest_steps(self, rows: int, catches_up: bool = True) -> float | int:
-        """How long so many rows rest: for longer where the draft model of many catches up before it can be probed."""
+    def rest_steps(self, rows: int) -> float | int:
+        """How long so many rows rest: many for longer, whose drafts gain less, and whose models catch up first."""
         size, doublings = rows.bit_length(), math.log2(rows)
         pause = min(self.pauses[size] * (1 + doublings), MAX_PAUSE)
-        per_probe = REST_PER_PROBE * doublings if catches_up else 0.0
-        return max(pause, per_probe * self.plain_steps.get(size, FIRST_PROBE * math.sqrt(rows)))
+        return max(pause, REST_PER_PROBE * doublings * self.plain_steps.get(size, FIRST_PROBE * math.sqrt(rows)))
 
     def count_step(self) -> None:
         """A step goes by."""

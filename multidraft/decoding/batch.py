@@ -22,6 +22,7 @@ from multidraft.decoding.request import Request, Stage, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
+from multidraft.models.huggingface.pass_check import depends_on_pass
 from multidraft.models.huggingface.weight_marks import ModelMark, modules_of
 from multidraft.models.prefix_models import answers_prompts
 from multidraft.models.reader import Reader
@@ -54,6 +55,7 @@ class Batch:
         self.max_num_seqs, self.max_tokens = rows_within(max_num_seqs, target, draft, policy.limits), max_tokens
         self.slack = policy.limits.slack
         self.scores_last = answers_prompts(target)
+        self.reads_whole = depends_on_pass(target)  # each prompt alone, as the model itself does
         self.waiting: deque[Request] = deque()
         self.reading: TargetReading | DraftReading | None = None
         self.running: list[Request] = []
@@ -137,7 +139,7 @@ class Batch:
         self.waiting = deque(request for request in self.waiting if request not in chosen)
         models = self.target, self.draft
         slots = self.width if self.state is None else 0  # beside running rows none but what prompts take: they move
-        self.reading = TargetReading(group, *models, self.width, prefixes, self.scores_last, slots)
+        self.reading = TargetReading(group, *models, self.width, prefixes, self.scores_last, slots, self.reads_whole)
         self.prefixes.shrink(self.max_tokens - self.tokens_in_cache, self.max_kept_rows)
         return True
 
@@ -185,7 +187,8 @@ class Batch:
 
     def can_share(self, request: Request) -> bool:
         """Whether a prompt may be read beside others: one that is scored, seeded, or read again, is read alone."""
-        return request.num_prompt_logprobs is None and request.phase is Stage.WAITING and not request.is_seeded
+        is_free = request.num_prompt_logprobs is None and request.phase is Stage.WAITING and not request.is_seeded
+        return is_free and not self.reads_whole
 
     def reusable(self, request: Request) -> KnownPrefix | None:
         """What a kept row has of a prompt, and is not read again.
@@ -194,6 +197,7 @@ class Batch:
         """
         is_answered = request.phase >= Stage.CATCHING_UP
         is_whole = request.is_seeded or (request.num_prompt_logprobs is not None and not is_answered)
+        is_whole |= self.reads_whole
         prefix = None if is_whole else self.prefixes.find(request.text[:-1])
         if prefix is not None and self.draft is not None and self.draft.hidden_layers:
             prefix = prefix.for_head()

@@ -30,7 +30,8 @@ MAX_RATIO, MAX_PADDING = 1.25, 6  # of the longest to the shortest prompt side b
 class TargetReading:
     """Requests whose prompts the target reads; the `prefixes` of those that have one are not read again.
 
-    A request that is read again after a fault repeats its last step, with the random numbers that it has given back.
+    Each is read in one pass where `is_whole`. A request that is read again after a fault repeats its last step, with
+    the random numbers that it has given back.
     """
 
     model_name = "target"
@@ -44,8 +45,9 @@ class TargetReading:
         prefixes: Sequence[KnownPrefix | None] = (),
         scores_last: bool = False,
         slots: int = 0,
+        is_whole: bool = False,
     ):
-        self.requests, prefixes = requests, prefixes or [None] * len(requests)
+        self.requests, self.is_whole, prefixes = requests, is_whole, prefixes or [None] * len(requests)
         self.is_repeated = requests[0].phase >= Stage.CATCHING_UP
         self.scores_last = scores_last and not requests[0].tokens  # a first step is repeated as one
         self.num_prompt_logprobs = None if self.is_repeated else requests[0].num_prompt_logprobs
@@ -82,7 +84,7 @@ class TargetReading:
 
     def advance(self, budget: float | int) -> int:
         """Read some more tokens, `budget` at most but one a row at least, and return their number."""
-        pieces, self.unread = pieces_of(self.unread, budget)
+        pieces, self.unread = pieces_of(self.unread, budget, self.is_whole)
         top = self.num_prompt_logprobs
         scored: Scored = "all" if top is not None else "last" if self.is_over and self.scores_last else "none"
         self.logits, states = read(self.target, pieces, scored)
@@ -217,16 +219,19 @@ def read(model: Reader, pieces: list[list[int]], scored: Scored) -> tuple[Tensor
     return scores.logits, states
 
 
-def pieces_of(texts: list[list[int]], budget: float | int) -> tuple[list[list[int]], list[list[int]]]:
+def pieces_of(
+    texts: list[list[int]], budget: float | int, is_whole: bool = False
+) -> tuple[list[list[int]], list[list[int]]]:
     """The next piece of each text, and what is left of it; texts of different lengths end in the same pass.
 
-    A pass takes `budget` tokens at most, but one a row at least, and no more than MAX_CHUNK_TOKENS of any row.
+    A pass takes `budget` tokens at most, but one a row at least, and no more than MAX_CHUNK_TOKENS of any row; all of
+    them where it `is_whole`.
 
     >>> pieces_of([[1, 2, 3], [4]], 4)
     ([[1, 2], []], [[3], [4]])
     """
     longest = max(map(len, texts))
-    length = int(min(MAX_CHUNK_TOKENS, max(budget / len(texts), 1)))
+    length = longest if is_whole else int(min(MAX_CHUNK_TOKENS, max(budget / len(texts), 1)))
     counts = [max(len(text) - max(longest - length, 0), 0) for text in texts]
     pairs = list(zip(texts, counts, strict=True))
     return [text[:count] for text, count in pairs], [text[count:] for text, count in pairs]

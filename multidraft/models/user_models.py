@@ -18,7 +18,13 @@ Model = HuggingFaceModel | Reader
 def as_model(model: Any, name: str) -> Any:
     """The model, out of PEFT's wrapper if it has one: adapters are in the layers. Raises where it cannot be read."""
     if not isinstance(model, HuggingFaceModel | type) and hasattr(model, "peft_config"):
-        if any(getattr(config, "is_prompt_learning", False) for config in model.peft_config.values()):
+        configs = model.peft_config.values()
+        if any(getattr(config, "alora_invocation_tokens", None) for config in configs):
+            raise AdviceError(
+                f"the {name} model has an adapter that begins where its invocation tokens stand (aLoRA), and trees are "
+                "read without; use one that changes every token, such as LoRA"
+            )
+        if any(getattr(config, "is_prompt_learning", False) for config in configs):
             raise AdviceError(
                 f"the {name} model has an adapter that puts tokens of its own before every text, and trees are read "
                 "without; use one that changes layers, such as LoRA"

@@ -278,18 +278,6 @@ def test_many_rows_rest_the_longer_the_more_a_probe_took(rows: int, probe: float
     assert len(pauses) == pytest.approx(rest, abs=1)
 
 
-def test_look_ups_of_many_rows_that_have_lost_rest_no_longer_than_the_most() -> None:
-    """Nothing has to catch up before they are asked again: sixteen rows once rested for 3,200 steps."""
-    policy = Auto(profile(by_rows={16: costs(10.0, 0.0, 0.01)}), 1.0, kind="lookup")
-    policy.plan([TokenTree([0])] * 16, 0)
-    policy.speed.gained = -1e9
-    steps = 0
-    while policy.phase is not Phase.PROBING:
-        policy.plan([TokenTree([0])] * 16, 0)
-        steps += 1
-    assert steps == pytest.approx(160, abs=STEPS_PER_LOOK)
-
-
 def test_steps_beside_a_seed_which_cannot_be_timed_are_not_plain_for_that() -> None:
     trees, policy = [TokenTree([0], is_seeded=True), TokenTree([0])], auto(profile(spent=0.0), budget=1e9)
     for has_seed in (False, True):
@@ -342,6 +330,17 @@ def test_a_probe_whose_drafts_are_right_ends_a_rest() -> None:
     assert policy.phase is Phase.RESTING
     policy.steps, policy.probes.rested, policy.next_look = STEPS_PER_PRICING, 10**6, 0
     list(records(policy, RIGHT, RIGHT, STEPS_PER_PRICING - 1, 16))
+    assert policy.phase is Phase.DRAFTING
+
+
+def test_a_probe_of_many_rows_outweighs_what_was_learnt_long_ago() -> None:
+    """A fourth of them draft in it: they moved nothing of what sixteen had shown."""
+    policy = Auto(profile(by_rows={16: costs(10.0, 4.0, 0.3)}, true_rates=rates(0.02)), 1.0, TreeLimits(4, 4))
+    list(records(policy, RIGHT, WRONG, 1, 16))
+    policy.recent.add((1, CLASSES - 1), 1600.0, [16.0])
+    policy.recent.roots[-1] += 1600.0
+    policy.steps, policy.probes.rested, policy.next_look = STEPS_PER_PRICING, 10**6, 0
+    list(records(policy, RIGHT, RIGHT, 2 * STEPS_PER_PRICING - 1, 16))
     assert policy.phase is Phase.DRAFTING
 
 

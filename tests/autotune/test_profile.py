@@ -100,17 +100,6 @@ def test_a_root_that_was_read_and_drafted_nothing_counts(walk: str) -> None:
     assert tracker.nodes == 0
 
 
-def test_rows_that_draft_nothing_make_no_memory_longer() -> None:
-    """In a probe of sixteen rows four draft: what it has shown moved nothing."""
-    law = constant_model(lambda _: CERTAIN_TOKEN)
-    record = next(records(StaticTree(Tree.parse("2")), law, law, 1))
-    trackers = [heard(CLASSES - 1, 0.5, 100.0) for _ in range(2)]
-    for tracker, others in zip(trackers, (0, 15), strict=True):
-        trees, events = [*record.trees, *[TokenTree([0])] * others], [*record.events, *[[]] * others]
-        tracker.observe(SimpleNamespace(trees=trees, events=events), 8.0)
-    assert trackers[0].weight.tolist() == trackers[1].weight.tolist()
-
-
 def test_no_plan_gets_more_temperatures_than_are_read_again() -> None:
     made_profile = profile(temperatures=tuple(number / 10 for number in range(plans.MAX_TEMPERATURES)))
     assert made_profile.at(99.0) is made_profile.at((plans.MAX_TEMPERATURES - 1) / 10)

@@ -244,6 +244,36 @@ def test_an_interrupted_step_is_taken_back(monkeypatch):
     assert error(run.read(trees), run.expected(trees)) < ALLOWED
 
 
+@pytest.mark.parametrize("step", ["commit", "set_aside", "renew"])
+def test_an_interruption_gives_no_sequence_back_twice(step: str, monkeypatch):
+    """It would be lent to two rows, which then read each other's tokens."""
+    run = session("llama")
+    memory = run.model.memory
+    run.read(forest(len(PROMPTS), 7, run.generator))
+    after = {"renew": "closing"}.get(step, "drop")
+    plainly = getattr(memory, after)
+
+    def interrupted(*arguments):
+        plainly(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory, after, interrupted)
+    steps = {
+        "commit": lambda: run.model.commit([[]] * len(PROMPTS)),
+        "set_aside": run.model.set_aside,
+        "renew": lambda: memory.reserve(memory.cells + 1, memory.sequences + 9),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        steps[step]()
+    monkeypatch.undo()
+    if step == "renew":
+        run.model.commit([[]] * len(PROMPTS))
+        trees = forest(len(PROMPTS), 7, run.generator)
+        assert error(run.read(trees), run.expected(trees)) < ALLOWED
+    numbers = [*memory.free, *(number for row in run.model.rows for number in row.memory.numbers)]
+    assert len(numbers) == len(set(numbers))
+
+
 def one_sequence(run: Session, monkeypatch) -> None:
     """Wrong: what all leaves go on from is one sequence, which sees all of them."""
     monkeypatch.setattr(Sequences, "sequence_after", lambda self, row, place: self.numbers[0])

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import multidraft as md
 from multidraft.errors import AdviceError, say_once
 from multidraft.models.gguf import header, ik_llama
+from multidraft.models.gguf.keeping import cached_model
 from multidraft.models.huggingface import from_gguf
 
 gguf: Any = pytest.importorskip("gguf")
@@ -52,6 +53,19 @@ def test_a_split_model_is_read_from_its_first_part(split):
     expected_config, expected = from_gguf.read(tiny_file("llama"), torch.float32)
     assert config.to_dict() == expected_config.to_dict()
     assert all(weights[name].equal(value) for name, value in expected.items())
+
+
+def test_what_is_kept_of_a_split_model_is_of_all_its_parts(split, tmp_path):
+    """Behind another last part the old model answered."""
+    folders = [cached_model(split[0], tmp_path, "made", Path.mkdir)]
+    digests = [md.GGUF(split[0]).weights.digest]
+    content = bytearray(split[2].read_bytes())
+    content[-8:] = bytes(8)
+    split[2].write_bytes(content)
+    folders.append(cached_model(split[0], tmp_path, "made", Path.mkdir))
+    digests.append(md.GGUF(split[0]).weights.digest)
+    assert folders[0] != folders[1]
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

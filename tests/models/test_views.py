@@ -28,6 +28,7 @@ from torch.nn.utils import parametrizations, vector_to_parameters
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import multidraft as md
+from multidraft.decoding import prefill
 from multidraft.models.huggingface import compat, packed_view, weight_marks
 from multidraft.models.huggingface.masks import CausalLM
 from multidraft.models.huggingface.packed_view import PackedLinear, view_of
@@ -328,14 +329,13 @@ def test_a_patched_class_and_global_hooks_are_seen(family: str, monkeypatch: pyt
             changed = lambda *inputs, plainly=plainly, **keywords: scaled(plainly(*inputs, **keywords))  # noqa: E731
             patch.setattr(kind, "forward", wraps(plainly)(changed))
             assert error(model) < tolerance(model), kind
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda module, inputs, output: scaled(output) if isinstance(module, nn.Linear) else None
-    )
-    try:
-        assert error(model) < tolerance(model)
-        assert not torch.allclose(ours(model), plain, rtol=1e-3)
-    finally:
-        handle.remove()
+        hook = lambda module, inputs, output, kind=kind: scaled(output) if type(module) is kind else None  # noqa: E731
+        handle = nn.modules.module.register_module_forward_hook(hook)
+        try:
+            assert error(model) < tolerance(model), kind
+            assert kind is not nn.Linear or not torch.allclose(ours(model), plain, rtol=1e-3)
+        finally:
+            handle.remove()
     assert torch.equal(ours(model), plain)
 
 
@@ -400,8 +400,8 @@ def test_compiled_modules_are_called(way: str, place: str) -> None:
 class Wrapped:
     """As PEFT wraps a model, whose adapters are in its layers."""
 
-    def __init__(self, model: PreTrainedModel, is_prompt_learning: bool):
-        self.model, self.peft_config = model, {"default": types.SimpleNamespace(is_prompt_learning=is_prompt_learning)}
+    def __init__(self, model: PreTrainedModel, **config: Any):
+        self.model, self.peft_config = model, {"default": types.SimpleNamespace(**config)}
 
     def get_base_model(self) -> PreTrainedModel:
         return self.model
@@ -417,6 +417,8 @@ def test_a_wrapped_model_is_taken_with_its_adapters() -> None:
     assert md.generate(wrapped, wrapped, [IDS], **settings)[0][0].tolist() == expected
     with pytest.raises(md.AdviceError, match="the target model has an adapter that puts tokens of its own"):
         md.generate(Wrapped(model, is_prompt_learning=True), None, [IDS])
+    with pytest.raises(md.AdviceError, match="an adapter that begins where its invocation tokens stand"):
+        md.generate(Wrapped(model, alora_invocation_tokens=[1, 2]), None, [IDS])
 
 
 @pytest.mark.slow
@@ -469,6 +471,54 @@ def test_hooks_that_look_at_places_in_a_pass_get_plain_decoding_and_a_line(hook:
     expected = model.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False)[0, len(IDS) :]
     assert tokens[0].tolist() == expected.tolist()
     assert not info.nodes
+
+
+@pytest.mark.parametrize("way", ["global hook", "patched class"])
+def test_what_looks_at_places_in_a_pass_from_outside_of_the_model_is_seen(way: str, monkeypatch) -> None:
+    """Nothing of it is in the model's own modules: drafts were verified, and the text was another, without a word."""
+    model = new_model("llama", scale=1)
+    kind = type(model.model.layers[0].mlp)
+    plainly, handles = kind.forward, list[Any]()
+    steer = lambda module, inputs, output: steer_last(module, inputs, output.clone())  # noqa: E731
+    if way == "patched class":
+        changed = lambda self, inputs: steer(self, inputs, plainly(self, inputs))  # noqa: E731
+        monkeypatch.setattr(kind, "forward", wraps(plainly)(changed))
+    else:
+        hook = lambda module, inputs, output: steer(module, inputs, output) if type(module) is kind else None  # noqa: E731
+        handles.append(nn.modules.module.register_module_forward_hook(hook))
+    try:
+        with pytest.warns(UserWarning, match="treats tokens differently .* goes on without drafts"):
+            tokens, info = md.generate(model, deepcopy(model), [IDS], temperature=0, max_new_tokens=12, tree="1x1")
+        expected = model.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False)[0, len(IDS) :]
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert tokens[0].tolist() == expected.tolist()
+    assert not info.nodes
+
+
+@pytest.mark.parametrize(("hook", "prompts"), [(steer_last, [IDS, IDS[1:], [*IDS, 3]]), (steer_answers, [IDS])])
+def test_prompts_are_read_whole_where_a_hook_looks_at_places_in_a_pass(hook: Any, prompts, monkeypatch) -> None:
+    """And each alone: in pieces, each last position was written, and a piece of one token was taken for an answer."""
+    monkeypatch.setattr(prefill, "MAX_CHUNK_TOKENS", len(IDS) - 1)
+    model = new_model("llama", scale=1)
+    model.model.layers[0].mlp.register_forward_hook(hook)
+    _, info = md.generate(model, None, prompts, temperature=0, max_new_tokens=2, logprobs=1)
+    for prompt, (first, _) in zip(prompts, info.logprobs, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1).max().item()
+        assert first.logprob == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_object_s_tensor_counts_as_what_a_model_computes_with() -> None:
+    """One that is no parameter: what was recorded read the old one for ever."""
+    model = new_model("llama")
+    layer = model.model.layers[0]
+    layer.direction = torch.ones(3)
+    marks = weight_marks.PlaceMark(model), weight_marks.ModelMark([model])
+    assert all(mark.agrees() for mark in marks)
+    layer.direction = torch.zeros(3)
+    assert not any(mark.agrees() for mark in marks)
 
 
 class LastBoost(nn.Module):

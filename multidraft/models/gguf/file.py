@@ -84,12 +84,15 @@ class LoadedModel:
 
     @cached_property
     def digest(self) -> str:
-        """What tells this file from others: its size, and both its ends."""
-        with self.path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            first = file.read(SAMPLED_BYTES)
-            file.seek(max(size - SAMPLED_BYTES, 0))
-            return hashlib.sha256(b"%d" % size + first + file.read()).hexdigest()[:16]
+        """What tells this file, with all of its parts, from others: their sizes, and both their ends."""
+        content = hashlib.sha256()
+        for part in header.parts(self.path):
+            with part.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                content.update(b"%d" % size + file.read(SAMPLED_BYTES))
+                file.seek(max(size - SAMPLED_BYTES, 0))
+                content.update(file.read())
+        return content.hexdigest()[:16]
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW_PREFIX
+from multidraft.models.gguf import header
 
 STALE_SECONDS = 3600  # seconds; the work takes some ten
 
@@ -20,7 +21,9 @@ def cached_model(path: Path, cache: Path, form: str, make: Callable[[Path], None
 
     Raises AdviceError where nothing can be kept.
     """
-    place = cache / "models" / f"{path.stem}-{digest(path)[:16]}-{form}"
+    parts = [digest(part) for part in header.parts(path)]
+    name = parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
+    place = cache / "models" / f"{path.stem}-{name[:16]}-{form}"
     if place.exists():
         return place
     try:

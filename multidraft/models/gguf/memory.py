@@ -100,15 +100,17 @@ class Memory:
                 f"{self.library.name} has no memory for {cells} tokens: {reason}; use fewer, or shorter rows"
             )
         closing = finalize(self, self.library.llama_free, context)
+        close_old, new = self.closing, range(self.sequences, sequences)
         if self.context:
             self.move(context)
-            self.closing()
-        self.free += range(self.sequences, sequences)
         self.context, self.closing, self.threads = context, closing, settings.n_threads
         self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
+        self.free += new
         self.held = self.library.llama_get_memory(context)
         self.in_context = self.library.cells(context)
         self.batch = LlamaBatch(self.library, sequences)
+        if close_old:  # last: an interruption finds the one or the other
+            close_old()
 
     def move(self, new: Any) -> None:
         """Let a new context hold what the old one does."""
@@ -154,18 +156,17 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def take_out(self, sequence: int, count: int) -> UInt8[np.ndarray, " bytes"] | None:
-        """Take back a sequence of so many tokens, and return what it has held, for each pass computes with all cells.
+    def copy_out(self, sequence: int, count: int) -> UInt8[np.ndarray, " bytes"] | None:
+        """What a sequence of so many tokens holds, which need not stay then: each pass computes with all cells.
 
-        None where that is not all, and it stays: of layers with a window llama.cpp copies the last tokens alone, behind
-        which a shorter text could not be gone on with.
+        None where that is not all: of layers with a window llama.cpp copies the last tokens alone, behind which a
+        shorter text could not be gone on with.
         """
         size = self.library.llama_state_seq_get_size(self.context, sequence, NO_FLAGS)
         if not 0 < count * self.weights.numbers_of_token * BYTES[self.kind] <= size:
             return None
         state = np.empty(size, np.uint8)
         written = self.library.llama_state_seq_get_data(self.context, state.ctypes.data, size, sequence, NO_FLAGS)
-        self.drop(sequence)
         return state[:written]
 
     def put_back(self, sequence: int, state: UInt8[np.ndarray, " bytes"], count: int) -> None:
@@ -257,9 +258,9 @@ class Sequences:
     def set_aside(self) -> None:
         """Hold the kept tokens outside of what passes compute with, until they are forked."""
         if self.aside is None and self.length:
-            self.aside = self.memory.take_out(self.numbers[0], self.length)
+            self.aside = self.memory.copy_out(self.numbers[0], self.length)
             if self.aside is not None:
-                self.numbers.clear()
+                self.memory.drop(self.numbers.pop())
 
     def drop_pending(self) -> None:
         """Nothing is pending."""
@@ -324,8 +325,8 @@ class Sequences:
         self.length += len(held)
         if self.ends.get(held[-1] if held else ROOT) != stays:  # it goes on behind the path
             self.memory.cut(stays, self.length)
-        for sequence in self.numbers:
-            if sequence != stays:
-                self.memory.drop(sequence)
-        self.numbers[:] = [stays]
+        dropped = [sequence for sequence in self.numbers if sequence != stays]
+        self.numbers[:] = [stays]  # first: an interruption may lose a sequence, but nobody gives one back twice
+        for sequence in dropped:
+            self.memory.drop(sequence)
         self.drop_pending()

@@ -28,7 +28,7 @@ from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.huggingface.compat import memory_name, needs_paths
 from multidraft.models.huggingface.kv_cache import Storage, TreeCache
-from multidraft.models.huggingface.weight_marks import ModelMark, PlaceMark, PlaceWatch, has_additions
+from multidraft.models.huggingface.weight_marks import GLOBAL_HOOKS, ModelMark, PlaceMark, PlaceWatch, has_additions
 
 MAX_STEP_TOKENS = 256  # of a step that is compiled; a wider one is bound by arithmetic
 MIN_SLOTS = 256  # that a step sees
@@ -329,7 +329,7 @@ def why_not_fixed(model: PreTrainedModel) -> str:
     """Why a model's steps cannot be compiled or recorded; empty where they can."""
     if needs_paths(model):
         return f"{model.config.model_type} is not read by masks alone"
-    if any(map(has_additions, model.modules())):
+    if any(GLOBAL_HOOKS) or any(map(has_additions, model.modules())):
         return "the model has hooks or forwards of its own, which compiled code might leave out"
     return ""
 

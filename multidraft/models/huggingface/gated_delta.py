@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from multidraft.models.huggingface.weight_marks import has_additions
+from multidraft.models.huggingface.weight_marks import GLOBAL_HOOKS, has_additions
 from multidraft.transfer import upload
 
 try:
@@ -232,7 +232,7 @@ def is_net(module: Any) -> bool:
 def nets_of(model: PreTrainedModel) -> list[int]:
     """The layers with gated delta nets that can be read in one pass; none where some layer cannot."""
     config = model.config.get_text_config(decoder=True)
-    if config.model_type not in FAMILIES:
+    if config.model_type not in FAMILIES or any(GLOBAL_HOOKS):  # which know modules by their class, or themselves
         return []
     nets = list(filter(is_net, model.modules()))
     around = [part for part in model.modules() if any(map(is_net, part.modules()))]

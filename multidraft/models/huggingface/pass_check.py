@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from multidraft.models.huggingface.model_reader import HuggingFaceReader
-from multidraft.models.huggingface.weight_marks import has_additions, library_of
+from multidraft.models.huggingface.weight_marks import GLOBAL_HOOKS, has_additions, library_of
 from multidraft.models.reader import Reader, chain_parents
 
 PROBE_TOKENS = 5
@@ -22,7 +22,9 @@ TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1  # of logits, to the largest one: in fl
 
 def depends_on_pass(reader: Reader) -> bool:
     """Whether something that was put into a model makes logits of tokens read at once differ from those one by one."""
-    if not isinstance(reader, HuggingFaceReader) or not any(map(may_look_across, reader.model.modules())):
+    if not isinstance(reader, HuggingFaceReader):
+        return False
+    if not any(GLOBAL_HOOKS) and not any(map(may_look_across, reader.model.modules())):
         return False
     together, one_by_one = reader.new(PROBE_TOKENS + 1), reader.new(PROBE_TOKENS + 1)
     tokens = [token % together.vocabulary for token in range(3, 3 + PROBE_TOKENS)]
@@ -39,4 +41,5 @@ def depends_on_pass(reader: Reader) -> bool:
 
 def may_look_across(part: nn.Module) -> bool:
     """Whether a module, or what somebody has put into it, may treat tokens of a pass differently."""
-    return library_of(type(part)) not in KNOWN_LIBRARIES or has_additions(part)
+    libraries = {library_of(type(part)), library_of(type(part).forward)}
+    return not libraries <= KNOWN_LIBRARIES or has_additions(part)

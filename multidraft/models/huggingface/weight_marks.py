@@ -58,6 +58,7 @@ class ModelMark:
         weights = [weight for model in models for weight in weights_of(model)]
         return (
             len(models) == len(self.models)
+            and not any(GLOBAL_HOOKS)
             and not any(has_additions(part) for model in models for part in model.modules())
             and self.places == [structure_of(model) for model in models]
             and len(weights) == len(self.marks)
@@ -79,7 +80,7 @@ class PlaceWatch:
     def places(self) -> list[Any]:
         """Where parts, weights and hooks are, how each part computes, and what PyTorch does to all of them."""
         precision = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-        around = torch.is_autocast_enabled("cuda"), list(map(len, GLOBAL_HOOKS))
+        around = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), list(map(len, GLOBAL_HOOKS))
         kinds: list[Any] = [*map(type, self.parts)]
         flags = [(known["training"], "forward" in known, "_compiled_call_impl" in known) for known in self.attributes]
         forwards = {kind: kind.forward for kind in set(kinds)}
@@ -144,10 +145,13 @@ def structure_of(model: nn.Module) -> list[Any]:
 
 
 def settings_of(thing: Any) -> dict[str, str]:
-    """The attributes of a module, or of its config, that are numbers, texts, or lists and dictionaries of these."""
-    kinds = int | float | str | list | tuple | dict | None
+    """The attributes of a module, or of its config, that are numbers, texts, or lists and dictionaries of these.
+
+    Of a tensor that is no parameter and no buffer, where it is, and how often it was written.
+    """
+    kinds = int | float | str | list | tuple | dict | Tensor | None
     return {
-        name: repr(value)
+        name: str(version_of(value)) if isinstance(value, Tensor) else repr(value)
         for name, value in vars(thing).items()
         if isinstance(value, kinds) and name not in OWN_ATTRIBUTES and not name.startswith("_output_capturing")
     }
@@ -165,8 +169,9 @@ def added_hooks(module: nn.Module) -> list[Any]:
 
 
 def library_of(thing: object) -> str:
-    """The library in which a class or function was written."""
-    return str(getattr(thing, "__module__", "")).partition(".")[0]
+    """The library in which a class or function was written: of a function that says it is another, its own."""
+    scope = getattr(thing, "__globals__", None)
+    return str(scope["__name__"] if scope else getattr(thing, "__module__", "")).partition(".")[0]
 
 
 def version_of(weight: Tensor) -> tuple[int, int]:
