@@ -361,7 +361,7 @@ def test_streams_end_with_an_event_when_the_server_is_stopped(caplog):
             received = response.iter_lines()
             next(received)
             asking.start()
-            until(lambda: server.app.state.service.engine.num_waiting > 1)
+            until(lambda: len(server.app.state.service.engine.batch.requests) == 4)
             server.should_exit = True
             lines = [line for line in received if line]
         asking.join(MAX_WAIT_SECONDS)
