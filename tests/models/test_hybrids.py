@@ -1,6 +1,7 @@
 """Models that masks cannot read trees of: node by node, as targets and drafters, in whole steps, and what is wrong."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import pytest
 import torch
@@ -97,6 +98,15 @@ def error_of_steps(name: str, target: Model, drafter: Model) -> float:
     configs = {1: config_of("iid:recursive_rejection", "2x1"), 2: config_of("iid:recursive_rejection", "1")}
     with torch.inference_mode():
         return max(law_error(target, drafter, [1, 0], config, conditional, steps) for steps, config in configs.items())
+
+
+def test_logits_are_as_exact_as_a_model_s_head_makes_them() -> None:
+    """Rounded to the model's own numbers, likely tokens became equal."""
+    model = deepcopy(hybrid("mamba2")).to(torch.bfloat16)
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output.float() + 1e-4)
+    scores = as_reader(model).new(8).forward([[1, 2]], [[-1, 0]])
+    assert scores.logits.dtype == torch.float32
+    assert not scores.logits.equal(scores.logits.bfloat16().float())
 
 
 PAIRS = [("qwen3_5", "mamba2"), ("lfm2", "qwen3_5"), ("mamba2", "olmo_hybrid")]

@@ -38,9 +38,9 @@ class PackedWeight:
     """A copy of a linear layer's weight in oneDNN's order; raises where this processor has no such products."""
 
     def __init__(self, layer: nn.Linear):
+        self.mark, self.changes = WeightMark(layer.weight), CHANGES.get(layer, 0)  # before another thread writes it
         weight = layer.weight.detach()
         self.numbers = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self.mark, self.changes = WeightMark(layer.weight), CHANGES.get(layer, 0)
         sample = torch.ones(1, 3, layer.in_features, dtype=weight.dtype)
         torch.testing.assert_close(self.multiply(sample, layer.bias), layer.forward(sample))
 

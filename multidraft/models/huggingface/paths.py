@@ -68,9 +68,9 @@ class Paths(HuggingFaceReader):
         firsts = [len(row.tokens) - len(new) for row, new in zip(self.rows, tokens, strict=True)]
         last_logits = self.read([path for row, first in enumerate(firsts) for path in self.split(row, first, scored)])
         counts = [count_scored(scored, len(new)) for new in tokens]
-        logits = torch.zeros(
-            len(tokens), max(counts, default=0), self.tokens.columns, dtype=self.model.dtype, device=self.device
-        )
+        dtype = next((line.dtype for line in last_logits.values()), self.model.dtype)  # a head may have its own
+        shape = len(tokens), max(counts, default=0), self.tokens.columns
+        logits = torch.zeros(shape, dtype=dtype, device=self.device)
         for index, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
             for place, node in enumerate(range(len(row.tokens) - count, len(row.tokens))):
                 logits[index, place] = last_logits[index, node][: self.tokens.columns]
