@@ -95,10 +95,12 @@ class Case:
             return
         for seen in observe(completion, self.settings):
             self.reported.add(seen)
+        # A law is at most its logarithm before the temperature, divided by that.
+        least = IMPOSSIBLE_LOGPROB * (max(self.settings.temperature, 1.0) if self.settings.reported == "raw" else 1.0)
         self.impossible += [
-            Place.of(completion, position, token.logprob, IMPOSSIBLE_LOGPROB)
+            Place.of(completion, position, token.logprob, least)
             for position, token in enumerate(completion.tokens)
-            if token.logprob < IMPOSSIBLE_LOGPROB
+            if token.logprob < least
         ]
 
     def add_referenced(self, reference: Reference, completions: Sequence[Completion]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from multidraft_judge.summary import refusal, summary
 from multidraft_judge.verdict import check_picture
 
 CODES = {"innocent": 0, "guilty": 1, "unjudged": 2}  # as of the command
+BROKEN, STOPPED = 70, 130
 FAIL_ON = ("guilty", "unjudged", "never")
 
 
@@ -106,7 +108,6 @@ def run(variables: Mapping[str, str]) -> int:
         report: dict[str, Any] = {"guilty": None, "unjudged": str(error)}
         notes = [f"cannot be judged: {error}"]
     else:
-        verdict.draw(inputs.folder / "evidence.svg")
         outcome, text = "guilty" if verdict.guilty else "innocent", summary(verdict)
         report = verdict.as_json()
         notes = verdict.reasons or [f"nothing found in {verdict.tokens:,} tokens"]
@@ -117,6 +118,8 @@ def run(variables: Mapping[str, str]) -> int:
     code = CODES[outcome] if outcome in inputs.fail_on else 0
     for note in notes:
         say("error" if code else "notice" if outcome == "innocent" else "warning", note)
+    if outcome != "unjudged":  # last: a picture that fails must not hide the verdict
+        verdict.draw(inputs.folder / "evidence.svg")
     return code
 
 
@@ -143,6 +146,11 @@ def main() -> None:
     except (AdviceError, OSError) as error:
         say("error", str(error))
         sys.exit(CODES["unjudged"])
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
+    except Exception:  # 1, Python's own code, is a verdict
+        traceback.print_exc()
+        sys.exit(BROKEN)
 
 
 if __name__ == "__main__":

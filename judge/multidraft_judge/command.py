@@ -192,9 +192,12 @@ def judge(
             out=out,
             progress=progress,
         )
-    if plot is not None:
-        verdict.draw(plot)
     typer.echo(json.dumps(verdict.as_json(), indent=2)) if as_json else show(verdict)
+    try:
+        if plot is not None:
+            verdict.draw(plot)
+    except OSError as error:  # the verdict stands
+        say(f"{plot} failed: {error.strerror or error}; check it")
     if verdict.guilty:
         raise typer.Exit(GUILTY)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import yaml
+from multidraft_judge import ci
 from multidraft_judge.asking.requests import JOURNAL
 from multidraft_judge.judgement import judge
 from multidraft_judge.summary import refusal, summary
@@ -128,6 +129,19 @@ def test_inputs_that_cannot_be_used_are_red_whatever_is_asked_for(tmp_path, inpu
     assert result.returncode == 2, result.stdout + result.stderr
     assert result.stdout.startswith(f"::error title=multidraft-judge::{advice}")
     assert len(result.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(RuntimeError("a fault"), 70), (KeyboardInterrupt(), 130)])
+def test_what_is_no_verdict_does_not_end_as_one(error, code, monkeypatch):
+    """Python's own exit code of a fault is 1, which says guilty."""
+
+    def run(variables):
+        raise error
+
+    monkeypatch.setattr(ci, "run", run)
+    with pytest.raises(SystemExit) as ended:
+        ci.main()
+    assert ended.value.code == code
 
 
 @pytest.mark.parametrize("text", ["$(touch harm)", "`touch harm`", '"; touch harm; "', "'; touch harm; '"])

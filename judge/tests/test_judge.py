@@ -70,6 +70,19 @@ def test_a_guilty_server_exits_with_1_and_tells_where(network, prompts):
     assert report["bets"][0]["found_after"] < report["tokens"] <= 600  # it stops early
 
 
+def test_a_picture_that_cannot_be_written_hides_no_verdict(network, prompts, tmp_path, monkeypatch):
+    network["fake"] = FakeServer(mixed(0.9))
+
+    def full(self: Verdict, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Verdict, "draw", full)
+    result = judge(prompts, "--plot", tmp_path / "evidence.svg")
+    assert result.exit_code == 1, result.output
+    assert "evidence.svg failed: No space left on device" in result.stderr
+    assert "bets against the reported law" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
@@ -268,6 +281,8 @@ def test_what_a_server_cuts_by_default_is_turned_off(owner, off):
     judged(server, top_k=2, top_p=0.9)
     cuts = {(body["top_p"], body["top_k"], body["min_p"]) for body in server.bodies if body["temperature"]}
     assert cuts == {(1.0, off, 0.0), (0.9, 2, 0.0)}
+    if owner == "llamacpp":  # it may be started with these
+        assert all((body["xtc_probability"], body["presence_penalty"]) == (0, 0) for body in server.bodies)
 
 
 def test_greedy_tokens_that_are_not_the_likeliest_convict():
@@ -292,6 +307,18 @@ def test_a_token_that_cannot_come_convicts():
         choice | {"logprobs": {"tokens": ["b"], "token_logprobs": [-9999.0], "top_logprobs": [values]}}
     )
     assert "cannot come" in judged(server).reasons[0]
+
+
+@pytest.mark.parametrize(("reported", "is_impossible"), [("raw", False), ("temperature", True)])
+def test_what_is_impossible_goes_by_the_law_behind_the_temperature(reported, is_impossible):
+    """At 4 a token of e^-100 has e^-25: one such token convicted."""
+    server = FakeServer()
+    values = listed("a") | {"b": -100.0}
+    server.change = lambda choice: (
+        choice | {"logprobs": {"tokens": ["b"], "token_logprobs": [-100.0], "top_logprobs": [values]}}
+    )
+    reasons = judged(server, temperature=4.0, reported=reported).reasons
+    assert any("cannot come" in reason for reason in reasons) == is_impossible
 
 
 def raised(choice):

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput, MaxLengthCriteria
 from transformers.modeling_outputs import ModelOutput
 
 from multidraft.autotune.auto_policy import auto
@@ -129,19 +129,20 @@ def generate(
         raise AdviceError("generation_config and params are both given; use one of them")
     ends = text_ends(target, options.stop_tokenizer)
     settings = configs.params_from(generation_config or params, keywords, ends)
-    return generate_rows(target, draft, inputs, options, settings)
+    own_config = target.generation_config
+    pads = [keywords.get("pad_token_id"), *(getattr(c, "pad_token_id", None) for c in (generation_config, own_config))]
+    padding = next((pad for pad in pads if pad is not None and pad not in settings.end_tokens), None)
+    return generate_rows(target, draft, as_lists(inputs, padding), options, settings)
 
 
 generate.__dict__["__signature__"] = signature_with_keywords(inspect.signature(generate))
 
 
 def generate_rows(
-    target: Reader, draft: Reader | None, inputs: Prompts, options: Options, params: SamplingParams
+    target: Reader, draft: Reader | None, inputs: list[list[int]], options: Options, params: SamplingParams
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
-    padding = getattr(target.generation_config, "pad_token_id", None)
-    padding = None if padding in params.end_tokens else padding  # as transformers infers a mask
-    prompts = [prompt for prompt in as_lists(inputs, padding) for _ in range(params.num_return_sequences or 1)]
+    prompts = [prompt for prompt in inputs for _ in range(params.num_return_sequences or 1)]
     new_tokens = [params.new_tokens(len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, new_tokens, options, params)
     stop = Stop(frozenset(params.end_tokens), options.stopping_criteria or (), target.device)
@@ -318,7 +319,8 @@ def generate_sequences(
     mask = prepared.get("attention_mask")
     prompts = as_lists({"input_ids": input_ids, "attention_mask": mask})
     check_prepared(prepared, torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool())
-    max_new_tokens = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
+    longest = [c.max_length for c in options.stopping_criteria or () if type(c) is MaxLengthCriteria]  # may be longer
+    max_new_tokens = [max(min(longest, default=config.max_length) - input_ids.shape[1], 1)] * len(prompts)
     budgets = budgets_of(model, draft, prompts, max_new_tokens, options, params)
     ends = ends_from_criteria(options.stopping_criteria or (), input_ids.tolist(), budgets, input_ids.device)
     ends = ends._replace(stops=stops_by_row(ends.stops[0], params, options.stop_tokenizer, prompts))

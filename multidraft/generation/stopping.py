@@ -72,7 +72,7 @@ def after(seconds: float | int) -> float:
 class StopSearch:
     """Looks for stop strings in new text as it grows, with special tokens in it; it keeps what may be a beginning.
 
-    Before `min_tokens` nothing is looked for.
+    What ends within the first `min_tokens` is none.
     """
 
     def __init__(
@@ -86,11 +86,10 @@ class StopSearch:
         """Add a token; returns the place of the first stop string in the text, if there is one now."""
         piece = self.detokenizer.add(token)
         text, self.num_tokens, self.length = self.tail + piece, self.num_tokens + 1, self.length + len(piece)
-        self.tail = ""
-        if self.num_tokens <= self.min_tokens:
-            return None
-        found = [(place, len(stop)) for stop in self.stops if (place := text.find(stop)) >= 0]
-        if found:
+        known = len(self.tail)  # with what ends there it has been seen
+        firsts = [(text.find(stop, max(known - len(stop) + 1, 0)), len(stop)) for stop in self.stops]
+        found = [(place, size) for place, size in firsts if place >= 0]
+        if found and self.num_tokens > self.min_tokens:
             place, size = min(found)
             start = self.length - len(text) + place
             return range(start, start + size)

@@ -94,6 +94,9 @@ def params_from(
     Without others, everything is off: temperature 1, no truncation.
     """
     check_names(settings)
+    for name, field in FIELD_OF.items():
+        if name and name != field and settings.get(name) is not None and settings.get(field) is not None:
+            raise AdviceError(f"{name} and {field} are both given, and mean the same; use one of them")
     values = values_of(base) | dict(settings)
     check_supported(values)
     check_all(values)

@@ -190,19 +190,24 @@ def test_inputs_in_any_honest_form_are_one():
 
 
 @pytest.mark.parametrize("pad", [5, 1])
-def test_a_padded_tensor_without_a_mask_is_read_as_transformers_reads_it(pad):
+@pytest.mark.parametrize("way", ["the model's", "a keyword", "a configuration"])
+def test_a_padded_tensor_without_a_mask_is_read_as_transformers_reads_it(pad, way):
     """What is no end of text hides; an end of text may be meant."""
     model, ids = tiny_model("llama"), torch.tensor([[pad] * 3 + [7, 8], [9, 2, 3, 4, 5 + pad]])
     settings = dict(max_new_tokens=6, pad_token_id=pad, eos_token_id=1)
     expected = model.generate(ids, do_sample=False, **settings)[:, 5:]
-    del settings["pad_token_id"]
-    before, model.generation_config.pad_token_id = model.generation_config.pad_token_id, pad
-    try:
-        tokens, _ = md.generate(model, None, ids, temperature=0, **settings)
-    finally:
-        model.generation_config.pad_token_id = before
+    config = GenerationConfig(pad_token_id=pad) if way == "a configuration" else None
+    if way != "a keyword":
+        del settings["pad_token_id"]
+    model.generation_config = GenerationConfig(pad_token_id=pad if way == "the model's" else None)
+    tokens, _ = md.generate(model, None, ids, temperature=0, generation_config=config, **settings)
     for row, line in zip(tokens, expected.tolist(), strict=True):
         assert row.tolist() == line[: len(row)]
+
+
+def test_one_setting_by_two_names_is_refused():
+    with pytest.raises(md.AdviceError, match="stop_strings and stop are both given, and mean the same"):
+        md.generate(tiny_model("llama"), None, [[1]], stop="a", stop_strings="b", stop_tokenizer=tokenizer())
 
 
 OURS = "scheme tree walk draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty stop".split()

@@ -23,7 +23,7 @@ from transformers import (
     TextStreamer,
     WatermarkingConfig,
 )
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationMixin, MaxLengthCriteria, StoppingCriteriaList
 
 import multidraft as md
 from multidraft.models.huggingface import compat
@@ -168,6 +168,14 @@ def test_without_any_time_there_is_one_token_or_one_pass():
     assert plain == 1
     assert 1 <= ours.sequences.shape[1] - PROMPTS.shape[1] <= 4
     assert ours.info.finish_reasons == [None] * len(PROMPTS)
+
+
+def test_a_user_s_own_length_takes_the_place_of_the_configuration_s():
+    """Plain `generate` has no other: it goes on to the user's."""
+    own = lambda: StoppingCriteriaList([MaxLengthCriteria(PROMPTS.shape[1] + 20)])  # noqa: E731
+    plain = continued(plain=True, stopping_criteria=own())
+    assert plain.shape[1] == PROMPTS.shape[1] + 20
+    assert torch.equal(continued(stopping_criteria=own()), plain)
 
 
 @pytest.mark.parametrize("stop", ["ab", ["ff", "cda"]])

@@ -110,6 +110,15 @@ def test_a_stop_string_is_matched_from_min_tokens_on_and_may_be_kept():
         assert text == expected
 
 
+@pytest.mark.parametrize(("min_tokens", "expected"), [(1, ""), (2, "ab c"), (3, "ab c")])
+def test_a_stop_string_may_begin_before_min_tokens_and_ends_behind_them(min_tokens: int, expected: str):
+    """Its beginning was forgotten there, and the row went on."""
+    reader = TextReader(llama_like(), [260], ["ab", "abc"], min_tokens=min_tokens)
+    tokens = [98, 99, 257, 100]
+    text = "".join(piece for token in tokens for _, piece in (reader.add(token, "") if not reader.stopped else []))
+    assert text + "".join(piece for _, piece in reader.close()) == expected
+
+
 def test_a_first_space_stays_behind_a_token_that_shows_nothing():
     """Where the tokens before it are no longer kept."""
     tokenizer = llama_like()

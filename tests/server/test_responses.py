@@ -114,6 +114,7 @@ WRONG: list[dict[str, Any]] = [
     {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"const": 7}}}},  # which no letters spell
     *({"input": [{"type": "function_call_output", "output": "x"}]}, {"text": {"format": "json"}}),
     *({"text": {"format": {"type": "json_schema"}}}, {"text": {"format": {"type": "xml"}}}, {"text": 3}),
+    *({"text": {"verbosity": "low"}}, {"text": {"formt": {"type": "json_object"}}}),
     *({"max_output_tokens": 0}, {"max_output_tokens": 10**9}, {"temperature": -1}, {"top_p": 0}, {"model": "other"}),
 ]
 

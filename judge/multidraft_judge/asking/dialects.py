@@ -28,6 +28,8 @@ class Dialect:
 UNCUT_SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}  # some servers cut by default, or as the model's config says
 GO_ON_FIELDS = {"ignore_eos": True}  # a text that goes on shows its last token, too
 TOKEN_IDS = {"return_token_ids": True}  # texts of tokens are not unique
+LLAMACPP_OFFS = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0.0}
+LLAMACPP_OFFS |= {"xtc_probability": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0}  # what it may be started with
 DIALECTS = {
     dialect.name: dialect
     for dialect in (
@@ -40,7 +42,7 @@ DIALECTS = {
         ),
         Dialect("sglang", "temperature", UNCUT_SAMPLING | {"top_k": -1, "repetition_penalty": 1.0} | GO_ON_FIELDS),
         # llama.cpp's ignore_eos would change the law, and not what is listed.
-        Dialect("llamacpp", "raw", UNCUT_SAMPLING | {"repeat_penalty": 1.0}, None),
+        Dialect("llamacpp", "raw", UNCUT_SAMPLING | LLAMACPP_OFFS, None),
         Dialect("llama-cpp-python", "raw", UNCUT_SAMPLING | {"repeat_penalty": 1.0}, None),
         Dialect("openai", "raw", {"top_p": 1.0}),
     )
