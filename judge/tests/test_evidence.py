@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from multidraft_judge.asking import dialects
+from multidraft_judge.asking.answers import completion_of
 from multidraft_judge.asking.dialects import Entry
 from multidraft_judge.evidence.bets import EVERY, FIRST, LATER, Bets, Evidence
 from multidraft_judge.evidence.laws import Settings, law_of
@@ -207,3 +208,14 @@ def test_parts_of_characters_bias_no_bet(monkeypatch):
     monkeypatch.setattr(dialects, "BROKEN_CHARACTER", "no part")
     assert largest_bias(False) < 1e-12
     assert largest_bias(True) > 0.01
+
+
+@pytest.mark.parametrize("says_bytes", [True, False])
+def test_places_where_llama_cpp_lists_parts_of_characters_are_left_out(says_bytes):
+    """It leaves their texts empty, and gives the whole character to the last part: that was taken for another token."""
+    parts = [{"token": "", "bytes": [240, 159], "logprob": -0.1}, {"token": "a", "bytes": [97], "logprob": -2.4}]
+    listed = parts if says_bytes else [{name: part[name] for name in ("token", "logprob")} for part in parts]
+    content = [{"token": "\N{GRINNING FACE}", "logprob": -0.1, "top_logprobs": listed}]
+    answer = dialects.ANSWER.read({"choices": [{"text": "x", "logprobs": {"content": content}}]}, "")
+    completion = completion_of(Ask(0, "x", 1), [answer], 2, "http://fake")
+    assert len(list(observe(completion, Settings()))) == (not says_bytes)

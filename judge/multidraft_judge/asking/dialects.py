@@ -77,11 +77,11 @@ def entries_in(models: Any) -> list[dict[str, Any]]:
 
 
 MAX_ITEMS, MAX_TOKEN_ID = 10**6, 2**31  # of a list in an answer, which is bounded as a whole; numbers of tokens
-MAX_DIGITS = 9  # of such a number in a name
+MAX_DIGITS, MAX_BYTES = 9, 10**4  # of such a number in a name; of a token
 LOGPROB = Number(-math.inf, 1e-3)  # rounding may leave it a little above 0; a NaN is none
 IDS, LISTED = (
     Items(Whole(0, MAX_TOKEN_ID), MAX_ITEMS),
-    Items(Object({"token": Text(), "logprob": LOGPROB}), MAX_ITEMS),
+    Items(Object({"token": Text(), "logprob": LOGPROB, "bytes": Maybe(Items(Whole(0, 255), MAX_BYTES))}), MAX_ITEMS),
 )
 LOGPROBS = Object(
     {
@@ -155,7 +155,7 @@ def entries_of(choice: dict[str, Any]) -> Iterator[Entry]:
             yield Entry(
                 str(item.get("token", "")),
                 item.get("logprob"),
-                {str(other["token"]): other["logprob"] for other in listed if other["logprob"] is not None},
+                {text_of(other): other["logprob"] for other in listed if other["logprob"] is not None},
                 item.get("id"),
             )
         return
@@ -168,6 +168,19 @@ def entries_of(choice: dict[str, Any]) -> Iterator[Entry]:
         )
     for place, (text, logprob, top) in enumerate(zip(texts, logprobs, tops, strict=False)):
         yield Entry(str(text), logprob, top or {}, ids[place] if len(ids) == len(texts) else number_in(text))
+
+
+def text_of(listed: dict[str, Any]) -> str:
+    """A listed token's text; of a part of a character, whose text llama.cpp leaves empty, the sign for one.
+
+    >>> text_of({"token": "a", "bytes": [97]}), text_of({"token": "", "bytes": [240, 159]})
+    ('a', '\ufffd')
+    """
+    try:
+        bytes(listed.get("bytes") or ()).decode()
+    except UnicodeDecodeError:
+        return BROKEN_CHARACTER
+    return str(listed["token"])
 
 
 def number_in(name: str) -> int | None:
