@@ -47,7 +47,7 @@ def main() -> int:
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in UNCOUNTED] + [ROOT / "README.md"]
     step = [decoding / f"{name}.py" for name in ("step", "draft", "verify", "walks", "tree", "state")]
     rows = [
-        ("core, lines", lines(core), 27_243),
+        ("core, lines", lines(core), 27_246),
         ("core, files", len(core), 175),
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),

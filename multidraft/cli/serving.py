@@ -104,7 +104,8 @@ class Serving(o.DraftingOptions, o.ModelOptions):
             terminal.note(line)
         config, policy, limits, plan = self.configure()
         target, draft = as_reader(target), None if draft is None else as_reader(draft)
-        if draft is not None and depends_on_pass(target):
+        target.looks_across = depends_on_pass(target)
+        if target.looks_across and draft is not None:
             terminal.note(DEPENDENCE_NOTE)
             draft = None
         if limits is not None and draft is not None:

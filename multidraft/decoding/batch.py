@@ -22,7 +22,6 @@ from multidraft.decoding.request import Request, Stage, Step, Update
 from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
-from multidraft.models.huggingface.pass_check import depends_on_pass
 from multidraft.models.huggingface.weight_marks import ModelMark, modules_of
 from multidraft.models.prefix_models import answers_prompts
 from multidraft.models.reader import Reader
@@ -55,7 +54,7 @@ class Batch:
         self.max_num_seqs, self.max_tokens = rows_within(max_num_seqs, target, draft, policy.limits), max_tokens
         self.slack = policy.limits.slack
         self.scores_last = answers_prompts(target)
-        self.reads_whole = depends_on_pass(target)  # each prompt alone, as the model itself does
+        self.reads_whole = target.looks_across  # each prompt alone, as the model itself does
         self.waiting: deque[Request] = deque()
         self.reading: TargetReading | DraftReading | None = None
         self.running: list[Request] = []

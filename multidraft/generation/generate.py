@@ -110,7 +110,8 @@ def generate(
     """
     target_model = as_model(target_model, "target")
     drafting_model = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
-    if drafting_model is not None and depends_on_pass(as_reader(target_model)):
+    looks_across = depends_on_pass(as_reader(target_model))
+    if looks_across and drafting_model is not None:
         warnings.warn(DEPENDENCE_NOTE, stacklevel=2)
         drafting_model = None
     drafters = 0 if drafting_model is None else 1 + isinstance(drafting_model, SideBySide)
@@ -118,6 +119,7 @@ def generate(
     if options.compile:
         user_inputs.check_compiles(target_model, drafting_model)
     target = as_reader(target_model, options.compile)
+    target.looks_across = looks_across
     draft = None if drafting_model is None else as_reader(drafting_model, options.compile)
     user_inputs.check_pieces(target, draft)
     if inputs is None:

@@ -90,6 +90,7 @@ class Reader(ABC):
     generation_config: GenerationConfig | None = (
         None  # where a text ends, and how tokens are drawn unless somebody says otherwise
     )
+    looks_across: bool = False  # what it says of a token depends on what is read beside it (pass_check)
     recorded_sizes: int = 0  # sizes of passes that it has recorded so far: the first of a size takes far longer
     hidden_layers: tuple[int, ...] = ()  # of the target, whose states a drafter needs; 0 stands for the embeddings
 
