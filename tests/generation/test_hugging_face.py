@@ -172,10 +172,10 @@ def test_without_any_time_there_is_one_token_or_one_pass():
 
 def test_a_user_s_own_length_takes_the_place_of_the_configuration_s():
     """Plain `generate` has no other: it goes on to the user's."""
-    own = lambda: StoppingCriteriaList([MaxLengthCriteria(PROMPTS.shape[1] + 20)])  # noqa: E731
-    plain = continued(plain=True, stopping_criteria=own())
+    criteria = [MaxLengthCriteria(PROMPTS.shape[1] + 20)]
+    plain = continued(plain=True, stopping_criteria=StoppingCriteriaList(criteria))
     assert plain.shape[1] == PROMPTS.shape[1] + 20
-    assert torch.equal(continued(stopping_criteria=own()), plain)
+    assert torch.equal(continued(stopping_criteria=StoppingCriteriaList(criteria)), plain)
 
 
 @pytest.mark.parametrize("stop", ["ab", ["ff", "cda"]])
