@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multidraft_judge.command import BROKEN, CANNOT_JUDGE, GUILTY, STOPPED
 from multidraft_judge.defaults import ALPHA, BUDGET_TOKENS
 from multidraft_judge.errors import AdviceError, check_integer, one_line, quote
 from multidraft_judge.judgement import judge
 from multidraft_judge.summary import refusal, summary
 from multidraft_judge.verdict import check_picture
 
-CODES = {"innocent": 0, "guilty": 1, "unjudged": 2}  # as of the command
-BROKEN, STOPPED = 70, 130
+CODES = {"innocent": 0, "guilty": GUILTY, "unjudged": CANNOT_JUDGE}
 FAIL_ON = ("guilty", "unjudged", "never")
 
 

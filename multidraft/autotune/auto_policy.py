@@ -138,7 +138,7 @@ class Auto(Growing):
             self.probes.count_step()
         self.is_probing = self.phase is Phase.PROBING
         is_new_pair = self.phase is Phase.TIMING
-        later_tree = self.timing.tree_for(rows, self.steps) if may_time else None
+        later_tree = None if is_new_pair or not may_time else self.timing.tree_for(rows, self.steps)
         self.timed_tree = self.timing.first_tree_for(rows) if is_new_pair else later_tree
         self.steps += 1
         is_settled = self.measured_plain_seconds is not None and not self.timing.chain_for(rows)

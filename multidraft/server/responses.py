@@ -86,8 +86,9 @@ def message_of(item: Json) -> Json:
 
 def response_format(text: Json | None) -> Json | None:
     """The form of the answer as a chat has it: there the schema is in a field of its own."""
-    form = (text or {}).get("format")
-    if unknown := [name for name, value in (text or {}).items() if name != "format" and value is not None]:
+    text = text or {}
+    form = text.get("format")
+    if unknown := [name for name, value in text.items() if name != "format" and value is not None]:
         raise AdviceError(f"text has {quote(unknown[0])}, which is not supported; leave it out, or use format")
     if not isinstance(form, dict | None):
         raise AdviceError(f'text has the format {quote(form)}; use {{"type": "text"}}, json_object or json_schema')

@@ -202,13 +202,15 @@ def test_nothing_is_drafted_that_its_row_has_no_room_for(draft: Reader) -> None:
     assert depths == {1: [0], 2: [1], 4: [3], 99: [4, 4, 4]}
 
 
-@pytest.mark.parametrize("draft", [RIGHT, EVEN], ids=["all_right", "a_third"])
+@pytest.mark.parametrize(
+    "draft", [pytest.param(RIGHT, id="all_right"), pytest.param(EVEN, id="a_third", marks=pytest.mark.slow)]
+)
 def test_with_a_seed_a_shorter_text_is_the_beginning_of_a_longer_one(draft: Reader) -> None:
     """Where steps are timed a run does not come again anyway, and trees end with their rows."""
     ends = dict[float, set[bool]]()
     for budget in (0.0, 1e4):
         ends[budget] = set()
-        for seed in range(8):
+        for seed in range(20):
             generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
             settings = dict(tree="auto", tune_budget=budget, eos_token_id=[])
             texts = [
@@ -216,8 +218,7 @@ def test_with_a_seed_a_shorter_text_is_the_beginning_of_a_longer_one(draft: Read
                 for new, generator in zip((6, 40), generators, strict=True)
             ]
             ends[budget].add(texts[0] == texts[1][:6])
-    assert ends[0.0] == {True}
-    assert False in ends[1e4]
+    assert ends == {0.0: {True}, 1e4: {True, False}}
 
 
 @pytest.mark.parametrize(("depth", "first", "extra"), [(1, 0.7, 8.0), (1, 0.9, 12.0), (2, 0.7, 12.0), (4, 0.9, 1.0)])

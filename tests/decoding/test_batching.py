@@ -135,14 +135,15 @@ class Server:
         return {row: tokens[:count] for row, tokens in self.done.items()}
 
 
+@pytest.mark.parametrize("stride", [8, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("unchecked")
 @torch.inference_mode()
-def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
+def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(stride, monkeypatch):
     """At temperature 0 the right tokens are known whatever random numbers an interrupted step has used up."""
     way = config_of(tiny, "anchored:lorenz", "deferred")
     truth, outcomes = Server(way).run(COUNT), {"went on": 0, "said so": 0}
     for owner, name in [(owner, name) for owner, names in PLACES.items() for name in names]:
-        for after in itertools.chain(range(1, 5), itertools.count(6, 8)):  # each of the first calls, then every eighth
+        for after in itertools.chain(range(1, 7), itertools.count(8, stride)):  # each of the first calls, then some
             server = Server(way)
             with monkeypatch.context() as patch:
                 set_alarm(patch, owner, name, after)

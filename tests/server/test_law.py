@@ -104,11 +104,12 @@ def test_names_of_the_likeliest_do_not_tell_what_came(monkeypatch):
         assert names_by_what_came(client)
 
 
-def test_a_model_is_a_reference_for_parts_of_characters():
+@pytest.mark.parametrize("budget", [400, pytest.param(1500, marks=pytest.mark.slow)])
+def test_a_model_is_a_reference_for_parts_of_characters(budget):
     """The server says their numbers, so that no text is skipped, and bets are made on the model's own law."""
     with served(toy(PARTS)) as client:
         reference = ModelReference(TableModel(random_table(6, 2, 1), 6), letters(PARTS), top=2)
-        settings = {"prompts": ["ab", "ba"], "budget_tokens": 400, "max_tokens": 12, "num_logprobs": 4}
+        settings = {"prompts": ["ab", "ba"], "budget_tokens": budget, "max_tokens": 12, "num_logprobs": 4}
         verdict = md.judge(str(client.base_url), "toy", reference=reference, **settings)
         penalised = md.judge(str(client.base_url), "toy", reference=reference, presence_penalty=0.5, **settings)
     assert verdict.compared.skipped_texts == 0
